@@ -1,0 +1,71 @@
+"""The command line: one click command a file, found by name and imported only when it is used.
+
+Importing this module brings in click and nothing else of weight: `ddtree-bench --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from ddtree_bench import __version__
+from ddtree_bench.errors import DdtreeError
+
+COMMANDS = {
+    "serve": "Serve a model with plain, linear or tree decoding.",
+    "load": "Send a load to a server and record every request.",
+    "sweep": "Search the tree settings; every trial launches a server.",
+    "compare": "Compare two settings with interleaved blocks and an interval.",
+    "report": "Draw the plots and the page of a study's results.",
+    "view": "Serve a study's report on a local port.",
+    "doctor": "Tell what this machine has and what would stop a run.",
+    "mock": "Run a server that answers like one, for tests of clients.",
+}
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are modules of this package, named in COMMANDS and imported when invoked."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        return importlib.import_module(f"ddtree_bench.cli.{cmd_name}").command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            ctx.fail(f"command must be one of {', '.join(COMMANDS)}; given {args[0]!r}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
+@click.version_option(__version__, prog_name="ddtree-bench")
+def root() -> None:
+    """Find the fastest DDTree speculative-decoding setting for your hardware, prove it, and serve it."""
+
+
+def main() -> None:
+    """Entry point: bad values and failed servers end with their message and exit status, not with a traceback."""
+    try:
+        root.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (DdtreeError, ValueError, TypeError, FileNotFoundError) as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)

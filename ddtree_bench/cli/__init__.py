@@ -50,22 +50,24 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="ddtree-bench")
-def root() -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def root(debug: bool) -> None:
     """Find the fastest DDTree speculative-decoding setting for your hardware, prove it, and serve it."""
 
 
 def main() -> None:
     """Entry point: bad values and failed servers end with their message and exit status, not with a traceback."""
     try:
-        root.main(standalone_mode=False)
+        status = root.main(standalone_mode=False)  # click returns the code of ctx.exit() in this mode
     except click.exceptions.Abort:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as error:
-        sys.exit(error.exit_code)
     except (DdtreeError, ValueError, TypeError, FileNotFoundError) as error:
+        if "--debug" in sys.argv:
+            raise
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -36,9 +36,7 @@ class LazyGroup(click.Group):
             return None
         return importlib.import_module(f"ddtree_bench.cli.{cmd_name}").command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
             ctx.fail(f"command must be one of {', '.join(COMMANDS)}; given {args[0]!r}")
         return super().resolve_command(ctx, args)

@@ -1,0 +1,160 @@
+"""Acceptance: how many tokens a verify step commits, pooled over the measured window.
+
+acceptance_length = 1 + Σ num_accepted / Σ verify steps (the bonus token counted), from per-request counts, else from
+differences of the server's counters, else None with the reason. Never from a lifetime average, and never ranked by rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ddtree_bench.records import RequestRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acceptance:
+    """Pooled acceptance of a set of requests; None where unknown, and `reason` says why.
+
+    acceptance_length counts the bonus token; drafts_per_step is the same without it. request_mean is the unweighted mean of
+    the requests' own acceptance lengths, shown beside the pooled one because it can order two arms the other way.
+    depth_survival holds, from depth 1 on, the share of steps with num_accepted ≥ d; 1 + its sum is acceptance_length.
+    draft_acceptance_rate falls as 1 / budget for trees. source: accepted (counted by the server for each request),
+    output_tokens (from a request's tokens and steps, after stop and length cut) or server_counters.
+    """
+
+    acceptance_length: float | None = None
+    drafts_per_step: float | None = None
+    request_mean: float | None = None
+    depth_survival: tuple[float, ...] | None = None
+    draft_acceptance_rate: float | None = None
+    mean_verify_width: float | None = None
+    num_verify_steps: int | None = None
+    num_accepted: int | None = None
+    num_draft_tokens: int | None = None
+    num_requests: int = 0
+    source: str | None = None
+    reason: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def accepted_of(record: RequestRecord) -> int | None:
+    """Return the draft tokens that one request accepted: as the server counted, else output_tokens − 1 − verify steps."""
+    if record.num_verify_steps is None or record.num_accepted is not None:
+        return record.num_accepted
+    if record.output_tokens is None:
+        return None
+    return max(record.output_tokens - 1 - record.num_verify_steps, 0)
+
+
+def request_acceptance_length(record: RequestRecord) -> float | None:
+    """Return the acceptance length of one request; None without a verify step or without counts."""
+    accepted = accepted_of(record)
+    if accepted is None or not record.num_verify_steps:
+        return None
+    return 1.0 + accepted / record.num_verify_steps
+
+
+def acceptance(
+    records: Sequence[RequestRecord], counters: Mapping[str, float] | None = None, reason: str | None = None
+) -> Acceptance:
+    """Pool the acceptance of the requests that succeeded.
+
+    Args:
+        records: requests of the measured window.
+        counters: differences of the server's counters over the window, used where no request told its counts.
+        reason: why there are no counters.
+    """
+    ok = [record for record in records if record.outcome == "ok"]
+    known = [record for record in ok if accepted_of(record) is not None and record.num_verify_steps is not None]
+    if known:
+        return _from_requests(known, num_ok=len(ok))
+    return _from_counters(counters or {}, reason)
+
+
+def _from_requests(known: Sequence[RequestRecord], *, num_ok: int) -> Acceptance:
+    steps = sum(record.num_verify_steps or 0 for record in known)
+    accepted = sum(accepted_of(record) or 0 for record in known)
+    if steps == 0:
+        reason = "no verify step ran (plain decoding, or one-token replies)"
+        return Acceptance(num_verify_steps=0, num_requests=len(known), reason=reason)
+    drafts = [record.num_draft_tokens for record in known if record.num_draft_tokens is not None]
+    num_drafts = sum(drafts) if len(drafts) == len(known) else None
+    is_counted = all(record.num_accepted is not None for record in known)
+    own = [length for record in known if (length := request_acceptance_length(record)) is not None]
+    warnings = list(_contribution(accepted, num_drafts))
+    if len(known) < num_ok:
+        warnings.append(f"only {len(known)} of {num_ok} requests told their counts; acceptance is pooled over those")
+    if not is_counted:
+        warnings.append("accepted tokens are not told: derived from output tokens after stop and length cut, a lower bound")
+    return Acceptance(
+        acceptance_length=1.0 + accepted / steps,
+        drafts_per_step=accepted / steps,
+        request_mean=math.fsum(own) / len(own) if own else None,
+        depth_survival=depth_survival(known),
+        draft_acceptance_rate=accepted / num_drafts if num_drafts else None,
+        mean_verify_width=1.0 + num_drafts / steps if num_drafts is not None else None,
+        num_verify_steps=steps,
+        num_accepted=accepted,
+        num_draft_tokens=num_drafts,
+        num_requests=len(known),
+        source="accepted" if is_counted else "output_tokens",
+        warnings=tuple(warnings),
+    )
+
+
+def _from_counters(counters: Mapping[str, float], reason: str | None) -> Acceptance:
+    steps = counters.get("num_verify_steps")
+    if steps is None:
+        why = f"; {reason}" if reason else "; the server's counters hold no verify steps"
+        return Acceptance(reason=f"unavailable: no request told its counts{why}")
+    if steps == 0:
+        return Acceptance(num_verify_steps=0, reason="no verify step ran in the window by the server's counters")
+    accepted = counters.get("num_accepted")
+    if accepted is None:
+        tokens, requests = counters.get("output_tokens"), counters.get("num_requests")
+        if tokens is None or requests is None:
+            return Acceptance(num_verify_steps=int(steps), reason="unavailable: the server's counters hold no accepted tokens")
+        accepted = max(tokens - requests - steps, 0.0)  # one token of each request comes from its prefill
+    drafts = counters.get("num_draft_tokens")
+    return Acceptance(
+        acceptance_length=1.0 + accepted / steps,
+        drafts_per_step=accepted / steps,
+        draft_acceptance_rate=accepted / drafts if drafts else None,
+        mean_verify_width=1.0 + drafts / steps if drafts is not None else None,
+        num_verify_steps=int(steps),
+        num_accepted=int(accepted),
+        num_draft_tokens=None if drafts is None else int(drafts),
+        source="server_counters",
+        warnings=_contribution(accepted, drafts),
+    )
+
+
+def _contribution(accepted: float, num_drafts: float | None) -> tuple[str, ...]:
+    """Return the warning that speculation without any accepted token needs: its output is right all the same."""
+    if num_drafts == 0:
+        return ("nothing was drafted: this is plain decoding",)
+    return ("draft contributes nothing: acceptance_length is 1.0, not one draft token was accepted",) if accepted == 0 else ()
+
+
+def depth_survival(records: Sequence[RequestRecord]) -> tuple[float, ...] | None:
+    """Return, for each depth d from 1, the share of steps with num_accepted ≥ d; None unless every request gave its histogram.
+
+    It ends at the deepest depth that was accepted; where nothing was, it is empty.
+    """
+    histograms = [record.accepted_histogram for record in records if record.num_verify_steps]
+    if not histograms or any(histogram is None for histogram in histograms):
+        return None
+    pooled = [0] * max(len(histogram or ()) for histogram in histograms)
+    for histogram in histograms:
+        for accepted, count in enumerate(histogram or ()):
+            pooled[accepted] += count
+    total = sum(pooled)
+    shares = [sum(pooled[depth:]) / total for depth in range(1, len(pooled))]
+    return tuple(share for share in shares if share > 0)

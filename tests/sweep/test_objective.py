@@ -1,0 +1,74 @@
+"""The front and the best, with ties, one trial, failures, failed gates, violated constraints and unknown numbers."""
+
+from __future__ import annotations
+
+from records import asked_of, failed, record
+
+from ddtree_bench.sweep.objective import Reference, best_trial, is_feasible, objective_values, pareto_front
+
+BOTH = ("output_tok_s", "acceptance_length")
+
+
+def numbers(records):
+    return [r.number for r in records]
+
+
+def test_no_trial_and_one_trial():
+    assert pareto_front([], BOTH) == []
+    assert best_trial([]) is None
+    assert numbers(pareto_front([record(0)], BOTH)) == [0]
+    assert best_trial([record(0)]).number == 0
+
+
+def test_dominated_trials_leave_the_front():
+    trials = [record(0, 100, 4.0), record(1, 120, 3.0), record(2, 90, 3.5), record(3, 110, 3.0)]
+    assert numbers(pareto_front(trials, BOTH)) == [1, 0]
+
+
+def test_equals_all_stay_on_the_front():
+    assert numbers(pareto_front([record(0, 100, 2), record(1, 100, 2)], BOTH)) == [0, 1]
+
+
+def test_best_is_by_tokens_a_second_never_by_acceptance():
+    assert best_trial([record(0, 130, 2.0), record(1, 90, 9.0)]).number == 0
+
+
+def test_equal_speed_prefers_the_narrower_verify_then_the_earlier():
+    trials = [record(0, asked=asked_of(node_budget=63)), record(1, asked=asked_of(node_budget=7)), record(2, 99)]
+    assert best_trial(trials).number == 1
+    same = asked_of(node_budget=7)
+    assert best_trial([record(5, asked=same), record(4, asked=same)]).number == 4
+
+
+def test_what_failed_or_violates_is_never_shown_as_a_result():
+    bad = [
+        failed(0),
+        record(1, 900, 9, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.1}),
+        record(2, 900, 9, gate=False),
+    ]
+    assert not any(is_feasible(r) for r in bad)
+    assert numbers(pareto_front([*bad, record(3)], BOTH)) == [3]
+    assert best_trial(bad) is None
+
+
+def test_constraint_met_exactly_is_feasible_and_an_unchecked_gate_is_no_failure():
+    assert is_feasible(record(0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.0}))
+    assert is_feasible(record(0, gate=None))
+
+
+def test_best_of_a_mode():
+    trials = [record(0, 100), record(1, 90, asked=asked_of(mode="linear"))]
+    assert best_trial(trials, "linear").number == 1
+    assert best_trial(trials[:1], "linear") is None
+
+
+def test_unknown_acceptance_does_not_push_a_trial_from_the_front_of_speed():
+    trials = [record(0, 120, None), record(1, 100, 2.0)]
+    assert numbers(pareto_front(trials, BOTH)) == [0, 1]
+
+
+def test_values_told_are_finite_and_a_failure_is_the_reference_point():
+    reference = Reference(output_tok_s=50.0)
+    assert objective_values(failed(0), BOTH, reference) == [50.0, 1.0]
+    assert objective_values(record(1, 80, None), BOTH, reference) == [80.0, 1.0]
+    assert objective_values(record(1, 80, 3.0), BOTH[::-1], reference) == [3.0, 80.0]

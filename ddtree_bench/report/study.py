@@ -1,0 +1,146 @@
+"""What a results folder holds, read once, and its trials folded into settings (replicates together)."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddtree_bench.records import TrialRecord, read_json, read_trials
+
+BASELINE = "baseline-plain/trial.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResults:
+    """Everything that the report shows of one study."""
+
+    folder: Path
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    trials: Sequence[TrialRecord] = ()
+    baseline: TrialRecord | None = None
+    serving_command: str | None = None
+    comparisons: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def name(self) -> str:
+        """The study's own name, or its folder's."""
+        return str(self.spec.get("study", {}).get("name") or self.folder.name)
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Return the settings of the trials and of the plain baseline that count, fastest first."""
+        return settings_of([*([self.baseline] if self.baseline is not None else []), *self.trials])
+
+    @property
+    def objectives(self) -> list[str]:
+        """What the study searched for; tok/s and acceptance where the spec is not there."""
+        return list(self.spec.get("study", {}).get("objectives") or ("output_tok_s", "acceptance_length"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting over its replicates: medians of what is timed, acceptance pooled. Only trials that count are in it."""
+
+    label: str
+    mode: str
+    knobs: Mapping[str, Any]
+    numbers: Sequence[int]
+    output_tok_s: float | None
+    acceptance_length: float | None
+    ms_per_token: float | None
+    metrics: Mapping[str, Any]
+    low_tok_s: float | None
+    high_tok_s: float | None
+    is_within_constraints: bool
+
+
+def read_study(folder: Path) -> StudyResults:
+    """Read a results folder.
+
+    Raises:
+        FileNotFoundError: no such folder, or nothing of a study in it.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the results folder must exist; given {str(folder)!r}")
+    spec_file, script, baseline = folder / "study.toml", folder / "best.sh", folder / BASELINE
+    trials = read_trials(folder)
+    comparisons = [read_json(file) for file in sorted(folder.glob("compare-*/comparison.json"))]
+    if not (spec_file.exists() or trials or comparisons):
+        raise FileNotFoundError(f"the folder must hold study.toml, trial-NNN/trial.json or compare-*/; given {str(folder)!r}")
+    return StudyResults(
+        folder=folder,
+        spec=tomllib.loads(spec_file.read_text(encoding="utf-8")) if spec_file.exists() else {},
+        trials=trials,
+        baseline=TrialRecord.from_dict(read_json(baseline)) if baseline.exists() else None,
+        serving_command=script.read_text(encoding="utf-8").strip() if script.exists() else None,
+        comparisons=comparisons,
+    )
+
+
+def counts(trial: TrialRecord) -> bool:
+    """Return whether the trial's numbers may be shown beside others: complete, with no gate failed."""
+    return trial.state == "complete" and not failed_gates(trial)
+
+
+def failed_gates(trial: TrialRecord) -> list[str]:
+    """Return the names of the gates that the trial failed."""
+    return [gate.name for gate in trial.gates if gate.passed is False]
+
+
+def mode_of(trial: TrialRecord) -> str:
+    """Return plain, linear or tree."""
+    return str(trial.effective.get("mode") or trial.asked.get("mode") or "tree")
+
+
+def settings_of(trials: Sequence[TrialRecord]) -> list[Setting]:
+    """Return the settings of the trials that count, replicates folded, fastest first (unknown speed last)."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        if counts(trial):
+            groups.setdefault(json.dumps(dict(trial.effective), sort_keys=True) or trial.label, []).append(trial)
+    return sorted(
+        (_fold(group) for group in groups.values()), key=lambda s: (s.ms_per_token is None, s.ms_per_token or 0, s.label)
+    )
+
+
+def _fold(group: Sequence[TrialRecord]) -> Setting:
+    def middle(name: str) -> float | None:
+        values = [float(t.metrics[name]) for t in group if t.metrics.get(name) is not None]
+        return median(values) if values else None
+
+    numeric = {name for t in group for name, value in t.metrics.items() if isinstance(value, int | float)}
+    rates = [float(t.metrics["output_tok_s"]) for t in group if t.metrics.get("output_tok_s") is not None]
+    violated = any(value > 0 for t in group for value in t.constraints.values())
+    return Setting(
+        label=group[0].label,
+        mode=mode_of(group[0]),
+        knobs=dict(group[0].effective),
+        numbers=[t.number for t in group],
+        output_tok_s=middle("output_tok_s"),
+        acceptance_length=_pooled_acceptance(group),
+        ms_per_token=middle("ms_per_token"),
+        metrics={**group[0].metrics, **{name: middle(name) for name in numeric}},
+        low_tok_s=min(rates, default=None),
+        high_tok_s=max(rates, default=None),
+        is_within_constraints=not violated,
+    )
+
+
+def _pooled_acceptance(group: Sequence[TrialRecord]) -> float | None:
+    steps = sum(t.metrics.get("num_verify_steps") or 0 for t in group)
+    if steps and all(t.metrics.get("num_accepted") is not None for t in group):
+        return 1.0 + sum(t.metrics["num_accepted"] for t in group) / steps
+    values = [float(t.metrics["acceptance_length"]) for t in group if t.metrics.get("acceptance_length") is not None]
+    return median(values) if values else None
+
+
+def best_of(settings: Sequence[Setting], mode: str | None = None) -> Setting | None:
+    """Return the fastest setting (of a mode) by ms per token, within constraints where any is."""
+    rows = [s for s in settings if s.mode == (mode or s.mode) and s.ms_per_token is not None]
+    return min(rows, key=lambda s: (not s.is_within_constraints, s.ms_per_token or 0.0), default=None)

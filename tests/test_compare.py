@@ -1,0 +1,190 @@
+"""The `compare` command end to end against mock servers, what its arms mean, and the order of its blocks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent / "sweep"))
+sys.path.insert(0, str(Path(__file__).parent / "fakes"))
+from mock_backend import MockBackend
+from mock_server import running_mock
+
+from ddtree_bench.cli.compare import command
+from ddtree_bench.compare import servers
+from ddtree_bench.compare.arms import arms_of, newest_best, read_context, resolve_arm
+from ddtree_bench.compare.runner import block_order
+from ddtree_bench.compare.servers import safe_name
+from ddtree_bench.config import TreeSetting
+
+SMALL = ("load.num_prompts=6", "load.max_tokens=24", "load.num_warmups=0", "gates.drift=none")
+BEST = """
+[server]
+model = "tiny-dense"
+[load]
+num_prompts = 6
+[best]
+mode = "tree"
+node_budget = 31
+[linear]
+mode = "linear"
+depth = 5
+[tree]
+mode = "tree"
+node_budget = 31
+[measured.best]
+output_tok_s = 10.0
+"""
+
+
+def invoke(*arguments: str, overrides: tuple[str, ...] = SMALL):
+    sets = [word for override in overrides for word in ("--set", override)]
+    return CliRunner().invoke(command, [*arguments, *sets, "--json"], catch_exceptions=False)
+
+
+@pytest.fixture
+def mock_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MockBackend:
+    backend = MockBackend(lease_dir=tmp_path / "leases", options=["--first-token-ms", "1", "--ms-per-round", "1"])
+    monkeypatch.setattr(servers, "get_backend", lambda name: backend)
+    return backend
+
+
+def test_compare_measures_plain_beside_both_arms(tmp_path: Path, mock_backend: MockBackend) -> None:
+    done = invoke("linear", "vs", "tree", "--results", str(tmp_path), "--blocks", "2")
+    result = json.loads(done.output.splitlines()[-1])
+    assert done.exit_code == 0
+    assert sorted(setting.mode for setting in mock_backend.launches) == ["linear", "plain", "tree"]
+    assert [arm["name"] for arm in result["arms"]] == ["plain", "linear", "tree"]
+    assert [(p["baseline"], p["arm"]) for p in result["pairs"]] == [("linear", "tree"), ("plain", "linear"), ("plain", "tree")]
+    assert {c["num_exact"] for c in result["certificates"]} == {6}
+    assert result["source"] == "bundled defaults"
+    folder = Path(result["folder"])
+    assert folder.name == "compare-linear-vs-tree"
+    written = {file.name for file in folder.iterdir()}
+    assert {"comparison.json", "comparison.md", "comparison.png", "requests-tree-1.jsonl.zst"} <= written
+    assert all(arm["num_requests"] == 12 for arm in result["arms"])
+    assert list((tmp_path / "leases").glob("*.lease")) == []
+
+
+def test_restarted_servers_are_started_for_each_block(tmp_path: Path, mock_backend: MockBackend) -> None:
+    invoke("plain", "tree", "--results", str(tmp_path), "--blocks", "2", "--restart-servers")
+    assert Counter(setting.mode for setting in mock_backend.launches) == {"plain": 2, "tree": 2}
+
+
+def test_lossy_arm_has_no_speedup(tmp_path: Path, mock_backend: MockBackend) -> None:
+    mock_backend.options_of = lambda setting: ["--bends-text-every", "2"] if setting.mode == "tree" else []
+    done = invoke("linear", "tree", "--results", str(tmp_path), "--blocks", "1")
+    result = json.loads(done.output.splitlines()[-1])
+    speedups = {pair["arm"] + "/" + pair["baseline"]: pair["speedup"] for pair in result["pairs"]}
+    assert speedups["tree/linear"] is None
+    assert speedups["tree/plain"] is None
+    assert speedups["linear/plain"] is not None
+    assert "same output as plain" in result["pairs"][0]["sentence"]
+
+
+def test_running_servers_are_compared_by_url(tmp_path: Path) -> None:
+    linear, tree = TreeSetting(mode="linear", depth=7), TreeSetting()
+    with (
+        running_mock(setting=linear, acceptance_length=2.0) as first,
+        running_mock(setting=tree, acceptance_length=4.0) as second,
+    ):
+        done = invoke(first.url, second.url, "--results", str(tmp_path), "--blocks", "2")
+    result = json.loads(done.output.splitlines()[-1])
+    assert [arm["label"] for arm in result["arms"]] == [linear.canonical().label(), tree.canonical().label()]
+    assert result["ranking"][0] == second.url.removeprefix("http://")
+
+
+def test_failed_requests_leave_the_speedup_empty(tmp_path: Path) -> None:
+    with running_mock() as first, running_mock(fault="in_band_error", fault_every=4) as second:
+        done = invoke(first.url, second.url, "--results", str(tmp_path), "--blocks", "1")
+    result = json.loads(done.output.splitlines()[-1])
+    assert result["pairs"][0]["speedup"] is None
+    assert "requests failed (server)" in done.output
+
+
+def test_newest_sweep_gives_the_settings(tmp_path: Path) -> None:
+    for name, age in (("old", 100), ("new", 10)):
+        folder = tmp_path / "machine" / name
+        folder.mkdir(parents=True)
+        (folder / "best.toml").write_text(BEST.replace("31", "7") if name == "old" else BEST)
+        stamp = 1_700_000_000 - age
+        os.utime(folder / "best.toml", (stamp, stamp))
+    assert newest_best(tmp_path) == tmp_path / "machine" / "new" / "best.toml"
+    context = read_context(None, tmp_path)
+    arms, plain = arms_of("linear", "tree", context)
+    assert [arm.setting for arm in arms] == [TreeSetting(mode="linear", depth=5), TreeSetting(node_budget=31)]
+    assert "newest sweep" in arms[1].source
+    assert plain is not None
+    assert context.study_dir == tmp_path / "machine" / "new"
+    assert context.spec.load.num_prompts == 6
+
+
+def test_study_of_the_config_gives_the_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "results" / "machine" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "best.toml").write_text(BEST)
+    (folder / "study.toml").write_text('[study]\nname = "mine"\n')
+    sweep = tmp_path / "mine.toml"
+    sweep.write_text('[study]\nname = "mine"\n[load]\nnum_prompts = 3\n')
+    context = read_context(sweep, tmp_path / "results")
+    assert context.settings["tree"].node_budget == 31
+    assert context.spec.load.num_prompts == 3
+    sweep.write_text('[study]\nname = "other"\n')
+    assert read_context(sweep, tmp_path / "results").settings == {}
+
+
+def test_bundled_defaults_without_a_sweep(tmp_path: Path) -> None:
+    arms, plain = arms_of("linear", "tree", read_context(None, tmp_path))
+    assert [arm.setting for arm in arms] == [TreeSetting(mode="linear"), TreeSetting()]
+    assert plain is not None
+    assert "bundled defaults" in arms[0].source
+
+
+def test_toml_arm_is_its_best_setting(tmp_path: Path) -> None:
+    file = tmp_path / "best.toml"
+    file.write_text(BEST)
+    arm = resolve_arm(str(file), read_context(None, tmp_path / "none"))
+    assert (arm.name, arm.setting) == ("best", TreeSetting(node_budget=31))
+
+
+def test_same_arm_twice_gets_two_names(tmp_path: Path) -> None:
+    arms, _ = arms_of("tree", "tree", read_context(None, tmp_path))
+    assert [arm.name for arm in arms] == ["tree-A", "tree-B"]
+
+
+@pytest.mark.parametrize("given", ["fast", "missing", "ftp://host"])
+def test_unknown_arm_is_refused(given: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"plain, linear, tree, a \.toml file or an http:// URL"):
+        resolve_arm(given, read_context(None, tmp_path))
+
+
+def test_open_sweep_file_is_no_arm(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.toml"
+    file.write_text("[space]\nnode_budget = [3, 7]\n")
+    with pytest.raises(ValueError, match="node_budget"):
+        resolve_arm(str(file), read_context(None, tmp_path / "none"))
+
+
+@pytest.mark.parametrize("arms", [["tree"], ["a", "b", "c"], ["a", "vs", "b", "c"]])
+def test_two_arms_are_needed(arms: list[str]) -> None:
+    done = CliRunner().invoke(command, arms)
+    assert done.exit_code == 2
+    assert "needs two arms" in done.output
+
+
+def test_blocks_are_shuffled_by_seed() -> None:
+    names = ["plain", "linear", "tree"]
+    order = block_order(names, 12, seed=3)
+    assert order == block_order(names, 12, seed=3)
+    assert all(sorted(block) == sorted(names) for block in order)
+    assert len({block[0] for block in order}) == 3
+
+
+def test_file_names_are_safe() -> None:
+    assert safe_name("http://127.0.0.1:80/v1") == "127.0.0.1-80-v1"

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 RESULTS ?= results/local
 
-.PHONY: install quickstart test test-fast lint
+.PHONY: install quickstart test test-fast lint commit-file
 
 install: $(VENV)/.installed
 
@@ -23,6 +23,10 @@ test: install lint
 
 test-fast: install
 	$(BIN)/python -m pytest
+
+# For a copy that travels without .git: provenance then names the commit it was made from.
+commit-file:
+	printf '{"commit": "%s", "is_dirty": %s}\n' "$$(git rev-parse HEAD)" "$$(git diff --quiet HEAD && echo false || echo true)" > ddtree_bench/_commit.json
 
 lint: install
 	$(BIN)/ruff check .

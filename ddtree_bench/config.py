@@ -269,6 +269,11 @@ class StudySpec:
         for name in self.objectives:
             _require_name("study.objectives", name, OBJECTIVES)
         _require(len(set(self.objectives)) == len(self.objectives), "study.objectives must not repeat", list(self.objectives))
+        _require(
+            "output_tok_s" in self.objectives,
+            "study.objectives must hold output_tok_s (a larger tree always accepts more and is not always faster)",
+            list(self.objectives),
+        )
         _require(self.timeout_s is None or self.timeout_s > 0, "study.timeout_s must be greater than 0", self.timeout_s)
 
 

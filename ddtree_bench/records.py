@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench import __version__
+
 ERROR_KINDS = ("empty", "server", "protocol", "truncated", "timeout", "connect", "cancelled")  # and http_NNN
 TOKEN_SOURCES = ("usage", "tokenizer")
 BASELINE_DIR = "baseline-plain"  # beside trial-NNN: plain decoding, measured in the same session
@@ -301,8 +303,8 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """Return where, when and with what a result was made: machine, GPU, driver, versions, commit, dirty, command."""
     from importlib import metadata
 
-    versions: dict[str, str | None] = {}
-    for package in ("ddtree-bench", "torch", "triton", "numpy", "optuna", "aiohttp"):
+    versions: dict[str, str | None] = {"ddtree-bench": __version__}
+    for package in ("torch", "triton", "numpy", "optuna", "aiohttp"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -331,9 +333,14 @@ def cpu_model() -> str | None:
     return names[0] if names else None
 
 
+COMMIT_FILE = Path(__file__).resolve().with_name("_commit.json")  # written by `make commit-file` for a copy without git
+
+
 def git_state() -> dict[str, Any]:
-    """Return commit and dirty of the checkout this package runs from; None where it is none."""
+    """Return commit and is_dirty of the checkout this package runs from, else of its commit file, else None."""
     here = Path(__file__).resolve().parent
+    if COMMIT_FILE.exists():
+        return {key: read_json(COMMIT_FILE)[key] for key in ("commit", "is_dirty")}
 
     def git(*args: str) -> str | None:
         try:

@@ -18,10 +18,11 @@ from mock_server import running_mock
 
 from ddtree_bench.cli.compare import command
 from ddtree_bench.compare import servers
-from ddtree_bench.compare.arms import arms_of, newest_best, read_context, resolve_arm
+from ddtree_bench.compare.arms import ArmSpec, arms_of, newest_best, read_context, resolve_arm
 from ddtree_bench.compare.runner import block_order
-from ddtree_bench.compare.servers import safe_name
-from ddtree_bench.config import TreeSetting
+from ddtree_bench.compare.servers import flat_config, safe_name, speculation_label
+from ddtree_bench.config import ServerSpec, TreeSetting
+from ddtree_bench.metrics.comparison import Arm, config_differences
 
 SMALL = ("load.num_prompts=6", "load.max_tokens=24", "load.num_warmups=0", "gates.drift=none")
 BEST = """
@@ -188,3 +189,37 @@ def test_blocks_are_shuffled_by_seed() -> None:
 
 def test_file_names_are_safe() -> None:
     assert safe_name("http://127.0.0.1:80/v1") == "127.0.0.1-80-v1"
+
+
+EAGLE = {
+    "speculative_algorithm": "EAGLE3",
+    "speculative_num_steps": 5,
+    "speculative_eagle_topk": 4,
+    "speculative_num_draft_tokens": 16,
+}
+
+
+@pytest.mark.parametrize(
+    ("told", "difference"),
+    [
+        ({"disable_cuda_graph": True}, "disable_cuda_graph: True / False"),
+        ({"disable_overlap_schedule": True}, "disable_overlap_schedule: True / False"),
+        ({"attention_backend": "triton"}, "attention_backend: 'triton' / 'fa3'"),
+        ({"ddtree": {"is_graphed": False}}, "is_graphed: False / None"),
+    ],
+    ids=["graphs", "overlap", "attention", "our graphs"],
+)
+def test_graph_overlap_and_kernels_that_a_server_tells_are_compared(told: dict, difference: str) -> None:
+    common = {"disable_cuda_graph": False, "disable_overlap_schedule": False, "attention_backend": "fa3"}
+    arm = ArmSpec(name="a", server=ServerSpec(), setting=TreeSetting(), source="")
+    one, other = (
+        Arm(name=name, label="", blocks=[], config=flat_config(arm, info))
+        for name, info in (("a", {**common, **told}), ("b", common))
+    )
+    assert config_differences(one, other) == [difference]
+
+
+def test_a_server_of_someone_else_is_named_with_its_draft_tree() -> None:
+    assert speculation_label(EAGLE) == "EAGLE3, 5 steps, top-k 4, verify width 16"
+    assert speculation_label({"speculative_algorithm": None}) is None
+    assert speculation_label({}) is None

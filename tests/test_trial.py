@@ -76,6 +76,25 @@ def test_min_acceptance():
     assert gates.min_acceptance({}, None, "tree") is None
 
 
+@pytest.mark.parametrize(
+    ("info", "wanted", "cap"),
+    [
+        ({"ddtree": {"full_context_requests": 12}}, 48, 12),
+        ({"internal_states": [{"effective_max_running_requests_per_dp": 12}]}, 48, 12),
+        ({"ddtree": {"full_context_requests": 48}}, 48, None),
+        ({"ddtree": {"full_context_requests": None}}, 48, None),
+        ({"internal_states": [{}]}, 48, None),
+        ({}, 48, None),
+        ({"ddtree": {"full_context_requests": 1}}, None, None),
+    ],
+    ids=["embedded", "sglang", "enough", "unknown", "no-state", "foreign", "no-wish"],
+)
+def test_memory_that_caps_concurrency_is_told(info, wanted, cap):
+    told = gates.capacity_warning(info, wanted)
+    assert (told is None) == (cap is None)
+    assert cap is None or f"memory holds {cap} requests" in told
+
+
 def test_constraints_are_all_there_and_relative_to_their_limit():
     limits = {"ttft_p50_ms": 100.0, "tpot_p50_ms": 10.0}
     assert constraints_of(limits, {"ttft_p50_ms": 50.0, "tpot_p50_ms": 20.0}) == {

@@ -106,7 +106,7 @@ def _print(result: Mapping[str, Any], folder: Path) -> None:
     from ddtree_bench.compare.output import ARM_COLUMNS, PAIR_COLUMNS, arm_rows, pair_rows, remarks
 
     console = Console()
-    console.print(_table(ARM_COLUMNS, arm_rows(result), right={"ms/token", "tok/s", "acceptance"}))
+    console.print(_table(ARM_COLUMNS, arm_rows(result), right={"ms/token", "tok/s", "acceptance length"}))
     console.print()
     console.print(_table(PAIR_COLUMNS, pair_rows(result), right={"speedup"}))
     console.print()

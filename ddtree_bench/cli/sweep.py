@@ -106,7 +106,7 @@ def _line(trial: Any, baseline: Any = None) -> str:
     if trial is None:
         return "none"
     rate, acceptance = trial.metrics.get("output_tok_s"), trial.metrics.get("acceptance_length")
-    words = [f"{rate:8.1f} tok/s", "acceptance  none" if acceptance is None else f"acceptance {acceptance:5.2f}"]
+    words = [f"{rate:8.1f} tok/s", "acceptance length  none" if acceptance is None else f"acceptance length {acceptance:5.2f}"]
     plain = None if baseline is None else baseline.metrics.get("output_tok_s")
     words += [f"{rate / plain:5.2f} x plain"] if plain else []
     return "  ".join([*words, trial.label])

@@ -11,7 +11,7 @@ from ddtree_bench.compare.runner import Outcome
 from ddtree_bench.compare.servers import safe_name
 from ddtree_bench.records import provenance, write_json, write_text
 
-ARM_COLUMNS = ("arm", "setting", "ms/token", "tok/s", "acceptance")
+ARM_COLUMNS = ("arm", "setting", "ms/token", "tok/s", "acceptance length")
 PAIR_COLUMNS = ("compared", "ratio of ms/token [95 %]", "speedup", "verdict")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddtree_bench.compare.arms import ArmSpec
-from ddtree_bench.compare.servers import Servers, flat_config, safe_name, server_info
-from ddtree_bench.config import LoadSpec, SweepSpec
+from ddtree_bench.compare.servers import Servers, flat_config, safe_name, server_info, speculation_label
+from ddtree_bench.config import LoadSpec, SweepSpec, TreeSetting
 from ddtree_bench.metrics.certificate import Certificate, output_certificate
 from ddtree_bench.metrics.comparison import Arm, Comparison, compare_arms
 from ddtree_bench.records import GateResult, RequestRecord
@@ -125,13 +125,23 @@ def _fold(arms: Sequence[ArmSpec], seen: Mapping[str, _Seen]) -> dict[str, Arm]:
         gates: list[GateResult] = [] if arm.setting is None else [setting_gate(arm.setting, running)]
         folded[arm.name] = Arm(
             name=arm.name,
-            label=arm.label if running is None or arm.setting is not None else running.label(),
+            label=_label_of(arm, running, seen[arm.name].info),
             blocks=seen[arm.name].blocks,
             config=configs[arm.name],
             gates=gates,
             counters=seen[arm.name].counters,
         )
     return folded
+
+
+def _label_of(arm: ArmSpec, running: TreeSetting | None, info: Mapping[str, Any]) -> str:
+    """Return the setting; of a server that someone else runs what it tells of its speculation, else its URL."""
+    if arm.setting is not None:
+        return arm.label
+    if running is not None:
+        return running.label()
+    told = speculation_label(info)
+    return arm.label if told is None else f"{arm.label}: {told}"
 
 
 def _certificate(

@@ -103,6 +103,21 @@ def server_info(url: str) -> Mapping[str, Any]:
     return info if isinstance(info, dict) else {}
 
 
+def speculation_label(info: Mapping[str, Any]) -> str | None:
+    """Return how a server that someone else runs speculates, by SGLang's fields; None where it tells nothing."""
+    algorithm = info.get("speculative_algorithm")
+    if not algorithm:
+        return None
+    words = [str(algorithm)]
+    for field, form in (
+        ("speculative_num_steps", "{} steps"),
+        ("speculative_eagle_topk", "top-k {}"),
+        ("speculative_num_draft_tokens", "verify width {}"),
+    ):
+        words += [form.format(info[field])] if info.get(field) is not None else []
+    return ", ".join(words)
+
+
 def flat_config(arm: ArmSpec, info: Mapping[str, Any]) -> dict[str, Any]:
     """Return what must be equal between arms: how the server was asked for, and what it tells of itself; unknown is left out."""
     told = {key: info[key] for key in COMPARED_INFO if info.get(key) is not None}

@@ -116,6 +116,10 @@ class Engine:
         Raises:
             RanksDisagreeError: the ranks' states differ; the engine must not be used again.
         """
+        with self._clock.step():
+            return self._step()
+
+    def _step(self) -> list[GenerationUpdate]:
         ended, self._ended = self._ended, []
         step = self.scheduler.next_step()
         touched = [chunk.sequence for chunk in step.prefill] or list(step.decode)
@@ -142,6 +146,7 @@ class Engine:
             page_size=pages.page_size,
             num_preemptions=self.scheduler.num_preemptions,
             stage_seconds=dict(self._clock.seconds),
+            step_seconds=self._clock.step_seconds,
             **{**counters, "accepted_per_depth": tuple(self._counters.accepted_per_depth)},
         )
 

@@ -20,7 +20,8 @@ class EngineStats:
         accepted_per_depth: entry d − 1 counts the verify steps that accepted at least d draft tokens.
         num_prompt_tokens: of requests that were admitted, once each; num_output_tokens: emitted, after cuts.
         num_finished: requests that ended, by finish_reason.
-        stage_seconds: the host's time by stage of the step.
+        stage_seconds: the host's time by stage of the step, what no stage took under "unattributed".
+        step_seconds: the host's time in steps; the stages add up to it.
     """
 
     num_running: int
@@ -40,6 +41,7 @@ class EngineStats:
     num_output_tokens: int = 0
     num_finished: Mapping[str, int] = field(default_factory=dict)
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    step_seconds: float = 0.0
 
 
 class Counters:

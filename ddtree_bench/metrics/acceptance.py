@@ -6,9 +6,10 @@ differences of the server's counters, else None with the reason. Never from a li
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddtree_bench.records import RequestRecord
@@ -61,6 +62,10 @@ def request_acceptance_length(record: RequestRecord) -> float | None:
     return 1.0 + accepted / record.num_verify_steps
 
 
+LOWER_BOUND = "accepted tokens are not told: derived from output tokens after stop and length cut, a lower bound"
+CONTEXT_EDGES = (1024, 8192, 32768)  # prompt tokens
+
+
 def acceptance(
     records: Sequence[RequestRecord], counters: Mapping[str, float] | None = None, reason: str | None = None
 ) -> Acceptance:
@@ -75,7 +80,43 @@ def acceptance(
     known = [record for record in ok if accepted_of(record) is not None and record.num_verify_steps is not None]
     if known:
         return _from_requests(known, num_ok=len(ok))
-    return _from_counters(counters or {}, reason)
+    pooled = _from_counters(counters or {}, reason)
+    counted = (counters or {}).get("num_requests")
+    if pooled.acceptance_length is not None and counted is not None and counted > len(records):
+        others = (
+            f"the server's counters hold {counted:g} requests of which {len(records)} are this load's: other traffic is in them"
+        )
+        return replace(pooled, warnings=(*pooled.warnings, others))
+    return pooled
+
+
+def acceptance_by_context(records: Sequence[RequestRecord]) -> dict[str, Acceptance]:
+    """Pool the acceptance by prompt length, shortest first; lengths that no request has are left out."""
+    buckets: dict[int, list[RequestRecord]] = {}
+    for record in records:
+        if record.prompt_tokens is not None:
+            buckets.setdefault(bisect.bisect_left(CONTEXT_EDGES, record.prompt_tokens), []).append(record)
+    return {_context_name(index): acceptance(bucket) for index, bucket in sorted(buckets.items())}
+
+
+def context_warnings(pooled: Mapping[str, Acceptance]) -> list[str]:
+    """Return a sentence for each prompt length whose accepted drafts are less than half of the shortest one's."""
+    known = [(name, one.drafts_per_step) for name, one in pooled.items() if one.drafts_per_step is not None]
+    if not known or not known[0][1]:
+        return []
+    (first, most), rest = known[0], known[1:]
+    return [
+        f"drafts accepted per step fall from {most:.2f} at {first} to {drafts:.2f} at {name}: the drafter may not reach that far"
+        for name, drafts in rest
+        if drafts < most / 2
+    ]
+
+
+def _context_name(index: int) -> str:
+    edges = [f"{edge // 1024}K" for edge in CONTEXT_EDGES]
+    if index == 0:
+        return f"up to {edges[0]} prompt tokens"
+    return f"over {edges[-1]} prompt tokens" if index == len(edges) else f"{edges[index - 1]} to {edges[index]} prompt tokens"
 
 
 def _from_requests(known: Sequence[RequestRecord], *, num_ok: int) -> Acceptance:
@@ -92,7 +133,7 @@ def _from_requests(known: Sequence[RequestRecord], *, num_ok: int) -> Acceptance
     if len(known) < num_ok:
         warnings.append(f"only {len(known)} of {num_ok} requests told their counts; acceptance is pooled over those")
     if not is_counted:
-        warnings.append("accepted tokens are not told: derived from output tokens after stop and length cut, a lower bound")
+        warnings.append(LOWER_BOUND)
     return Acceptance(
         acceptance_length=1.0 + accepted / steps,
         drafts_per_step=accepted / steps,
@@ -117,6 +158,7 @@ def _from_counters(counters: Mapping[str, float], reason: str | None) -> Accepta
     if steps == 0:
         return Acceptance(num_verify_steps=0, reason="no verify step ran in the window by the server's counters")
     accepted = counters.get("num_accepted")
+    is_counted = accepted is not None
     if accepted is None:
         tokens, requests = counters.get("output_tokens"), counters.get("num_requests")
         if tokens is None or requests is None:
@@ -132,7 +174,7 @@ def _from_counters(counters: Mapping[str, float], reason: str | None) -> Accepta
         num_accepted=int(accepted),
         num_draft_tokens=None if drafts is None else int(drafts),
         source="server_counters",
-        warnings=_contribution(accepted, drafts),
+        warnings=(*_contribution(accepted, drafts), *(() if is_counted else (LOWER_BOUND,))),
     )
 
 

@@ -43,7 +43,8 @@ class Certificate:
         )
         if self.num_undecided:
             detail += f", {self.num_undecided} differences not traced to a tie or a fault"
-        return GateResult(name=f"same output as {self.baseline}", passed=passed, detail=detail)
+        numbers = {"num_numeric_ties": self.num_numeric_ties, "num_undecided": self.num_undecided}
+        return GateResult(name=f"same output as {self.baseline}", passed=passed, detail=detail, numbers=numbers)
 
 
 def output_certificate(

@@ -342,12 +342,18 @@ def _reasons_to_withhold(baseline: Arm, arm: Arm, ratio: Ratio | None, rules: _R
     reasons = [] if ratio is not None else ["no prompt was completed by both arms in every block"]
     for one in (baseline, arm):
         reasons += [f"{one.name} failed the gate {g.name!r}: {g.detail}" for g in one.gates if g.passed is False]
+        reasons += [f"{one.name} could not show the gate {g.name!r}: {g.detail}" for g in one.gates if _is_untraced(g)]
     if rules.drift is not None and rules.drift_limit is not None and rules.drift > rules.drift_limit:
         reasons.append(
             f"{rules.arms[0].name} drifted {rules.drift:.1%} between blocks, over the limit of {rules.drift_limit:.1%}; "
             "let the machine settle and run it again"
         )
     return reasons
+
+
+def _is_untraced(gate: GateResult) -> bool:
+    """True where outputs differ and not one of the differences could be traced to a numeric tie."""
+    return gate.passed is None and bool(gate.numbers.get("num_undecided")) and not gate.numbers.get("num_numeric_ties")
 
 
 def _class_conflicts(ratios: Mapping[str, Ratio]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddtree_bench.metrics import latency
-from ddtree_bench.metrics.acceptance import Acceptance, acceptance, accepted_of
+from ddtree_bench.metrics.acceptance import Acceptance, acceptance, acceptance_by_context, accepted_of, context_warnings
 from ddtree_bench.metrics.distinct import distinct_ngram_share
 from ddtree_bench.metrics.intervals import Interval, bootstrap_ratio
 from ddtree_bench.metrics.throughput import Window, completed, request_ms_per_token, stream_tok_s, totals, window_of
@@ -45,7 +45,7 @@ def summarise(
     """
     window = window if window is not None else window_of(records)
     done = completed(records, window)
-    pooled = acceptance(done, counters, counters_reason)
+    pooled, by_context = acceptance(done, counters, counters_reason), acceptance_by_context(done)
     latencies = latency.latencies(done)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -59,12 +59,16 @@ def summarise(
         "acceptance_length": pooled.acceptance_length,
         "depth_survival": None if pooled.depth_survival is None else list(pooled.depth_survival),
         "acceptance": pooled.to_dict(),
+        "acceptance_by_context": {
+            name: {"acceptance_length": one.acceptance_length, "num_requests": one.num_requests}
+            for name, one in by_context.items()
+        },
         "intervals": _intervals(done),
         "client": {**_send_delay(records), **(client or {})},
         "server_counters": dict(counters or {}) or {"reason": counters_reason},
         "classes": _classes(records, window),
     }
-    summary["warnings"] = _warnings(summary, records, pooled)
+    summary["warnings"] = [*_warnings(summary, records, pooled), *context_warnings(by_context)]
     return summary | _flat(summary, done)
 
 

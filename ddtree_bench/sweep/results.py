@@ -82,8 +82,8 @@ def collect(spec: SweepSpec, results_dir: Path, backend: Backend, **more: Any) -
 def write_results(spec: SweepSpec, result: SweepResult) -> None:
     """Write trials.csv, pareto.csv, ledger.json, and best.toml with best.sh once there is a best."""
     folder = result.results_dir
-    write_text(folder / "trials.csv", _csv(result.trials))
-    write_text(folder / "pareto.csv", _csv(result.front))
+    write_text(folder / "trials.csv", trials_csv(result.trials))
+    write_text(folder / "pareto.csv", trials_csv(result.front))
     write_json(folder / "ledger.json", dict(result.ledger))
     if result.best is None or result.command is None:
         for name in ("best.toml", "best.sh"):
@@ -150,7 +150,7 @@ def ledger(spec: SweepSpec, results_dir: Path) -> dict[str, Any]:
     return {"num_launches": len(records), "wall_s": round(wall_s, 1), **stages, "num_ranks": ranks, "gpu_hours": gpu_hours}
 
 
-def _csv(records: Sequence[TrialRecord]) -> str:
+def trials_csv(records: Sequence[TrialRecord]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)

@@ -108,5 +108,5 @@ def outcome(record: TrialRecord) -> str:
         fault = "the setting's own fault" if record.failure.is_own_fault else "the machine's fault"
         return f"{record.label}: failed, {record.failure.kind} ({fault}): {record.failure.reason}"
     rate, acceptance = record.metrics.get("output_tok_s"), record.metrics.get("acceptance_length")
-    told = "" if acceptance is None else f", acceptance {acceptance:.2f}"
+    told = "" if acceptance is None else f", acceptance length {acceptance:.2f}"
     return f"{record.label}: {rate:.1f} tok/s{told}"

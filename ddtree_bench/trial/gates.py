@@ -100,3 +100,18 @@ def setting_gate(asked: TreeSetting, effective: TreeSetting | None) -> GateResul
     return GateResult(
         name="setting", passed=effective == want, detail=f"asked {want.label()}; the server runs {effective.label()}"
     )
+
+
+def capacity_warning(info: Mapping[str, Any] | None, wanted: int | None) -> str | None:
+    """Return what to say where memory lets fewer requests run together than are wanted; None where it does not or nobody tells.
+
+    Our server tells how many requests of full context its cache holds, SGLang its effective cap.
+    """
+    info = info or {}
+    block, states = info.get("ddtree"), info.get("internal_states")
+    cap = block.get("full_context_requests") if isinstance(block, Mapping) else None
+    if cap is None and isinstance(states, Sequence) and states and isinstance(states[0], Mapping):
+        cap = states[0].get("effective_max_running_requests_per_dp")
+    if not isinstance(cap, int) or wanted is None or cap >= wanted:
+        return None
+    return f"memory holds {cap} requests of full context at once, {wanted} were asked to run: beyond {cap} long requests wait"

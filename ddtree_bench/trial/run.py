@@ -121,6 +121,9 @@ def _gates_before_load(job: TrialJob, backend: Backend, seen: _Observed) -> None
     assert running is not None, "gates run on a server that was started"
     seen.info = _server_info(running.url)
     seen.effective = gates.effective_setting(seen.info)
+    wanted = job.spec.server.max_running_requests if backend.can_launch else job.spec.load.max_concurrency
+    if (warning := gates.capacity_warning(seen.info, wanted)) is not None:
+        seen.warnings.append(warning)
     _require(seen, gates.setting_gate(job.setting, seen.effective) if backend.can_launch else None, "setting_mismatch")
     if not job.spec.gates.losslessness:
         return

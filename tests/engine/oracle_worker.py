@@ -29,7 +29,25 @@ def make_engine(settings: EngineSettings, parallel: Parallel) -> Engine:
         use_oracle(engine, changes["prompts"], changes["answers"], hit_rate=changes["hit_rate"])
     if changes.get("diverging_rank") == parallel.rank:
         _choose_other_tokens(changes["diverging_round"])
+    if changes.get("noisy_rank") == parallel.rank:
+        _shift_logits(engine, changes["noise"])
     return engine
+
+
+def _shift_logits(engine: Engine, noise: float | None) -> None:
+    """This rank's logits of both models are one float32 step higher or lower by turns, or off by noise of its own."""
+    generator = torch.Generator().manual_seed(1)
+    originals = {name: getattr(engine.runner, name) for name in ("logits", "draft_logits")}
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        if noise is not None:
+            return x + noise * torch.randn(x.shape, generator=generator)
+        is_even = torch.arange(x.shape[-1]) % 2 == 0
+        up, down = (torch.nextafter(x, torch.full_like(x, end)) for end in (torch.inf, -torch.inf))
+        return torch.where(x.isfinite(), torch.where(is_even, up, down), x)
+
+    for name, original in originals.items():
+        setattr(engine.runner, name, lambda *arguments, original=original: shifted(original(*arguments)))
 
 
 def _choose_other_tokens(first_call: int) -> None:

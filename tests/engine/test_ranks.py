@@ -178,6 +178,22 @@ def test_ranks_that_diverge_stop_with_an_error_that_names_the_round(pair: Path, 
     assert round_module.choose_tokens is original, "only rank 1 was changed"
 
 
+@pytest.mark.parametrize("noise", [None, 0.5], ids=["one-ulp", "half-a-logit"])
+def test_ranks_take_the_same_walk_although_one_of_them_computes_other_logits(
+    pair: Path, changes_file: Path, noise: float | None
+) -> None:
+    """Every choice is made from what the ranks have exchanged, so a rank that rounds differently can never walk alone."""
+    plain = outputs(engine_of(pair), REQUESTS)
+    setting = TreeSetting(mode="tree", block_size=8, node_budget=15, top_k=4)
+    changes = {"prompts": PROMPTS, "answers": plain, "hit_rate": 0.7, "noisy_rank": 1, "noise": noise}
+    handle, collector = start(pair, changes_file, changes, setting, tensor_parallel=2)
+    tokens = run(handle, collector, REQUESTS)
+    assert {name: len(each) for name, each in tokens.items()} == dict.fromkeys(PROMPTS, 24), "no rank disagreed, none hung"
+    assert (tokens == plain) == (noise is None), "one rounding step changes no choice here; half a logit does"
+    handle.close()
+    check_no_rank_is_left()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_busy", [True, False], ids=["busy", "idle"])
 def test_a_killed_rank_fails_all_requests_within_seconds(pair: Path, changes_file: Path, is_busy: bool) -> None:

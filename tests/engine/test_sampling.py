@@ -12,6 +12,7 @@ import torch
 from engine_support import PLAIN, engine_of, request_of, tokens_of, write_pair
 
 from ddtree_bench.config import TreeSetting
+from ddtree_bench.engine import noise as noise_module
 from ddtree_bench.engine import sampling as sampling_module
 from ddtree_bench.engine.noise import gumbel_noise
 from ddtree_bench.engine.penalties import TokenHistory, penalise
@@ -69,9 +70,27 @@ def test_tokens_of_probability_zero_are_never_chosen() -> None:
     assert chi_square(counts[[1, 3]], torch.tensor([0.5, 0.5])) < CHI_SQUARE_LIMIT[1]
 
 
-def test_noise_is_finite_at_both_ends_of_the_uniform() -> None:
+@pytest.mark.parametrize("bits", [0, 0x7FFFFFFF, -1], ids=["lowest", "highest", "all-set"])
+def test_a_token_of_probability_zero_is_never_chosen_at_either_end_of_the_uniform(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_module, "_mix_32", lambda x, key: torch.full_like(x + key, bits))
+    noise = gumbel_noise([0], torch.tensor([[5]]), 0, 3)
+    assert noise.isfinite().all(), "an infinite noise would make NaN of a token without probability, or choose it"
+    assert -2.9 < float(noise.min()) <= float(noise.max()) < 22.2
+    assert choose_many(torch.tensor([-torch.inf, -60.0, -torch.inf]), 3, temperature=1.0).tolist() == [0, 3, 0]
+
+
+def test_a_token_of_probability_zero_loses_with_the_best_noise_to_a_token_with_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, worst = 22.2, -2.9
+    monkeypatch.setattr(sampling_module, "gumbel_noise", lambda *arguments: torch.tensor([best, worst]))
+    assert choose_many(torch.tensor([-torch.inf, -1e4]), 2, temperature=1.0).tolist() == [0, 2]
+    for filters in ({"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}):
+        assert choose_many(torch.tensor([0.0, 1.0]), 2, temperature=1.0, **filters).tolist() == [0, 2]
+
+
+def test_noise_has_the_moments_of_gumbel() -> None:
     noise = gumbel_noise([0], torch.arange(300)[None], 0, 10_000)
-    assert noise.isfinite().all()
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.005)
     assert float(noise.var()) == pytest.approx(1.6449, abs=0.01)
 

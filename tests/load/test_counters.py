@@ -25,7 +25,7 @@ def sglang(steps: int, tokens: int, requests: int) -> Counters:
     )
 
 
-def test_pitfall_06_lifetime_average_holds_the_warm_up_and_the_window_does_not() -> None:
+def test_lifetime_average_holds_the_warm_up_and_the_window_does_not() -> None:
     warm = vllm(steps=50, accepted=50 * 11)
     end = vllm(steps=150, accepted=50 * 11 + 100 * 5)
     window = difference(warm, end)
@@ -33,7 +33,7 @@ def test_pitfall_06_lifetime_average_holds_the_warm_up_and_the_window_does_not()
     assert acceptance([], end.values).acceptance_length == 8.0  # what a lifetime average would have said
 
 
-def test_pitfall_07_after_a_flush_acceptance_is_unavailable_and_neither_0_nor_the_old_value() -> None:
+def test_after_a_flush_acceptance_is_unavailable_and_neither_0_nor_the_old_value() -> None:
     before, after = vllm(steps=100, accepted=500), vllm(steps=5, accepted=20)
     window = difference(before, after)
     pooled = acceptance([], window.values, window.reason)

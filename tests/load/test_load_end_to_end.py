@@ -232,7 +232,7 @@ def test_client_reports_its_own_health(prompts_file: Path) -> None:
     [(3, 5, (3, "stop")), (6, 5, (5, "length")), (40, 7, (7, "length"))],
     ids=["stop inside the span", "stop beyond the cap", "cap inside the first span"],
 )
-def test_pitfalls_42_46_what_is_cut_is_counted_as_cut_and_not_as_output(
+def test_what_is_cut_is_counted_as_cut_and_not_as_output(
     prompts_file: Path, reply_tokens: int, max_tokens: int, expected: tuple[int, str]
 ) -> None:
     with running_mock(acceptance_length=16.0, reply_tokens=reply_tokens) as mock:

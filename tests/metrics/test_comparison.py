@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -196,6 +198,18 @@ def test_certificate_counts_ties_and_real_differences() -> None:
     assert tie_only.gate().passed is True
     assert output_certificate(a, b, lambda *_: "undecided").gate().passed is None
     assert output_certificate(a, b).num_real_differences == 2
+
+
+def test_differences_that_nobody_traced_withhold_the_speedup() -> None:
+    """A tie must be shown: where the target cannot be asked, other text is no proof of a numeric tie."""
+    b = arm("tree", scaled(0.5))
+    b = Arm(name="tree", label="", blocks=[[dataclasses.replace(r, text="other") for r in block] for block in b.blocks])
+    a = arm("linear", STEADY)
+    blind = compare_arms(a, b, certificates=[output_certificate(a, b, lambda *_: "undecided")])
+    assert (blind.main.verdict, blind.main.speedup) == ("withheld", None)
+    assert "not traced to a tie or a fault" in blind.main.sentence
+    traced = compare_arms(a, b, certificates=[output_certificate(a, b, lambda *_: "tie")])
+    assert traced.main.verdict == "faster"
 
 
 def test_large_effect_shows_with_two_noisy_blocks() -> None:

@@ -29,14 +29,14 @@ def stream(
     return RequestRecord(**given | more)
 
 
-def test_pitfall_13_tpot_is_per_token_and_itl_is_per_chunk() -> None:
+def test_tpot_is_per_token_and_itl_is_per_chunk() -> None:
     record = stream([0, 10, 20], [1, 5, 5])
     assert latency.tpot_ms(record) == pytest.approx(2.0)
     assert latency.itl_ms(record) == pytest.approx([10.0, 10.0])
     assert latency.tokens_per_chunk([record]) == pytest.approx(11 / 3)
 
 
-def test_pitfall_15_first_chunk_of_six_tokens_is_taken_off() -> None:
+def test_first_chunk_of_six_tokens_is_taken_off() -> None:
     record = stream([100, 1100], [6, 100])
     assert latency.tokens_after_first_chunk(record) == 100
     assert latency.tpot_ms(record) == pytest.approx(10.0)

@@ -57,15 +57,22 @@ def test_totals_latencies_and_acceptance() -> None:
     json.dumps(summary, allow_nan=False)
 
 
-def test_pitfall_13_gap_of_a_chunk_with_several_tokens_is_flagged() -> None:
+def test_gap_of_a_chunk_with_several_tokens_is_flagged() -> None:
     summary = summarise([reply(0)])
     assert summary["itl_ms"]["mean"] == pytest.approx(10)
     assert any("gap between chunks of 3.67 tokens" in text for text in summary["warnings"])
 
 
-def test_pitfall_08_reaches_the_summary() -> None:
+def test_drafts_that_contribute_nothing_are_warned_of_in_the_summary() -> None:
     summary = summarise([reply(0, num_accepted=0, accepted_histogram=[2])])
     assert any("draft contributes nothing" in text for text in summary["warnings"])
+
+
+def test_acceptance_by_context_stands_in_the_summary() -> None:
+    far = reply(1, prompt_tokens=9000, num_accepted=2, accepted_histogram=[1, 0, 1])
+    summary = summarise([reply(0), far])
+    assert summary["acceptance_by_context"]["8K to 32K prompt tokens"] == {"acceptance_length": 2.0, "num_requests": 1}
+    assert any("the drafter may not reach that far" in text for text in summary["warnings"])
 
 
 def test_names_that_other_tools_read() -> None:

@@ -35,14 +35,14 @@ def test_all_failed_is_a_measured_0() -> None:
     assert throughput.output_tok_s([reply(0, 1, None, outcome="error", error_kind="connect")], (0.0, 1.0)) == 0.0
 
 
-def test_pitfall_26_ms_per_token_holds_everything_that_the_request_waited_for() -> None:
+def test_ms_per_token_holds_everything_that_the_request_waited_for() -> None:
     """Sums over sums of the whole request: prefill and drafting are in it, and short requests do not weigh more."""
     records = [reply(0, 2, 100), reply(0, 1, 10)]
     assert throughput.ms_per_token(records) == pytest.approx(3000 / 110)
     assert throughput.request_ms_per_token(records[1]) == pytest.approx(100)
 
 
-def test_pitfall_15_stream_speed_leaves_the_first_chunk_out() -> None:
+def test_stream_speed_leaves_the_first_chunk_out() -> None:
     record = reply(0, 2, 106, first_token_s=1.0, last_token_s=2.0, chunks=[[1.0, 6], [2.0, 100]])
     assert throughput.stream_tok_s(record) == pytest.approx(100.0)
     assert throughput.stream_tok_s(reply(0, 1, 5)) is None

@@ -17,7 +17,6 @@ def trial(number: int, setting: TreeSetting, tok_s: float | None, acceptance: fl
     """Return a complete trial with the given figures."""
     effective = dataclasses.asdict(setting.canonical())
     survival = [] if acceptance is None else [math.exp(-(d + 0.5) / acceptance) for d in range(setting.max_depth)]
-    survival = [1.0, *survival] if survival else survival
     values: dict = {
         "number": number,
         "state": "complete",

@@ -8,7 +8,8 @@ import pytest
 from study_records import failed, full_trials, study_of, trial
 
 from ddtree_bench.config import TreeSetting
-from ddtree_bench.records import GateResult
+from ddtree_bench.metrics.summary import summarise, trial_metrics
+from ddtree_bench.records import GateResult, RequestRecord
 from ddtree_bench.report.plots import PLOTS, budget, comparison, depth_survival, importance, pareto, progress, style, write_plots
 from ddtree_bench.report.study import StudyResults
 
@@ -60,12 +61,29 @@ def test_best_of_each_budget(full_study: StudyResults, metric: str) -> None:
     assert "linear" in data.levels
 
 
-def test_survival_starts_at_depth_one(full_study: StudyResults) -> None:
-    """The record's element 0 is always 1: every step accepts at least 0 tokens."""
+def test_survival_curves_are_the_settings_that_matter(full_study: StudyResults) -> None:
     data = depth_survival.data(full_study)
     assert [curve.name for curve in data.curves] == ["fastest tree", "best linear", "longest accepting"]
     fastest = next(t for t in full_study.trials if t.label == data.curves[0].label)
-    assert list(data.curves[0].shares) == fastest.metrics["depth_survival"][1:]
+    assert list(data.curves[0].shares) == fastest.metrics["depth_survival"]
+
+
+def test_survival_starts_at_depth_one_and_adds_up_to_the_measured_acceptance_length() -> None:
+    """From request records to the curve: steps that accepted 0, 1, 1 and 3 tokens."""
+    walked = RequestRecord(
+        request_id="r",
+        prompt_id="p",
+        sent_s=0.0,
+        done_s=1.0,
+        output_tokens=10,
+        num_verify_steps=4,
+        num_accepted=5,
+        accepted_histogram=[1, 2, 0, 1],
+    )
+    measured = trial(0, TreeSetting(node_budget=7), 10.0, 2.25, metrics=trial_metrics(summarise([walked])))
+    (curve,) = depth_survival.data(study_of([measured])).curves
+    assert list(curve.shares) == [0.75, 0.25, 0.25]
+    assert 1 + sum(curve.shares) == measured.metrics["acceptance_length"]
 
 
 def test_importance_shares_add_up(full_study: StudyResults) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+
+import pytest
 from records import asked_of, failed, record
 
+from ddtree_bench.config import StudySpec, TreeSetting
 from ddtree_bench.sweep.objective import Reference, best_trial, is_feasible, objective_values, pareto_front
+from ddtree_bench.sweep.results import trials_csv
 
 BOTH = ("output_tok_s", "acceptance_length")
 
@@ -72,3 +77,30 @@ def test_values_told_are_finite_and_a_failure_is_the_reference_point():
     assert objective_values(failed(0), BOTH, reference) == [50.0, 1.0]
     assert objective_values(record(1, 80, None), BOTH, reference) == [80.0, 1.0]
     assert objective_values(record(1, 80, 3.0), BOTH[::-1], reference) == [3.0, 80.0]
+
+
+@pytest.mark.parametrize(
+    ("objectives", "words"),
+    [
+        (("acceptance_length",), "must hold output_tok_s"),
+        (("draft_acceptance_rate",), "must be one of"),
+        (("output_tok_s", "draft_acceptance_rate"), "must be one of"),
+    ],
+    ids=["length-alone", "rate", "speed-and-rate"],
+)
+def test_a_search_always_follows_speed_and_never_the_acceptance_rate(objectives, words):
+    with pytest.raises(ValueError, match=words):
+        StudySpec(objectives=objectives)
+
+
+def test_verify_width_counts_the_root_in_every_convention():
+    assert TreeSetting(node_budget=64).verify_width == 65
+    assert TreeSetting(node_budget=63).verify_width == 64
+    assert TreeSetting(mode="linear", block_size=16).verify_width == 16
+    assert TreeSetting(mode="plain").verify_width == 1
+
+
+def test_trials_csv_names_the_verify_width_beside_the_budget():
+    columns, row = list(csv.reader(trials_csv([record(0, asked=asked_of(node_budget=64))]).splitlines()))
+    told = dict(zip(columns, row, strict=True))
+    assert (told["node_budget"], told["verify_width"]) == ("64", "65")

@@ -30,7 +30,7 @@ class SurvivalData:
 
 def data(study: StudyResults) -> SurvivalData:
     """Return the curves of the settings whose depth survival is known."""
-    settings = [s for s in study.settings if len(s.metrics.get("depth_survival") or ()) > 1]
+    settings = [s for s in study.settings if s.metrics.get("depth_survival")]
     wanted: list[tuple[str, Setting | None]] = [
         ("fastest tree", best_of(settings, "tree")),
         ("best linear", best_of(settings, "linear")),
@@ -39,7 +39,7 @@ def data(study: StudyResults) -> SurvivalData:
     if longest is not None and longest is not wanted[0][1]:
         wanted.append(("longest accepting", longest))
     curves = [
-        Curve(name=name, label=s.label, mode=s.mode, shares=[float(x) for x in s.metrics["depth_survival"][1:]])
+        Curve(name=name, label=s.label, mode=s.mode, shares=[float(x) for x in s.metrics["depth_survival"]])
         for name, s in wanted
         if s is not None
     ]

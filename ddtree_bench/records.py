@@ -319,8 +319,16 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "kernel": platform.release(),
         "versions": versions,
         **git_state(),
-        "command": list(sys.argv if command is None else command),
+        "command": command_line() if command is None else list(command),
     }
+
+
+def command_line() -> list[str]:
+    """Return how this process was started, without the folders of this machine in front of its program."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None:
+        return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
 
 
 def cpu_model() -> str | None:
@@ -337,10 +345,11 @@ COMMIT_FILE = Path(__file__).resolve().with_name("_commit.json")  # written by `
 
 
 def git_state() -> dict[str, Any]:
-    """Return commit and is_dirty of the checkout this package runs from, else of its commit file, else None."""
+    """Return commit and is_dirty of the checkout that tracks this package, else of its commit file, else None.
+
+    A package that is installed inside somebody else's checkout is not tracked by it, so that its commit is not told.
+    """
     here = Path(__file__).resolve().parent
-    if COMMIT_FILE.exists():
-        return {key: read_json(COMMIT_FILE)[key] for key in ("commit", "is_dirty")}
 
     def git(*args: str) -> str | None:
         try:
@@ -349,5 +358,8 @@ def git_state() -> dict[str, Any]:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    if git("ls-files", "--error-unmatch", Path(__file__).name) is None:
+        kept = read_json(COMMIT_FILE) if COMMIT_FILE.exists() else {}
+        return {key: kept.get(key) for key in ("commit", "is_dirty")}
     status = git("status", "--porcelain", "--untracked-files=no")
     return {"commit": git("rev-parse", "HEAD"), "is_dirty": None if status is None else status != ""}

@@ -31,6 +31,8 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--checkpoint-seconds", type=float, default=60.0)
     options.add_argument("--prompts", type=Path, default=BUNDLED_PROMPTS)
+    options.add_argument("--bundled", action="store_true", help="evaluate the pair that ships, not the workdir's")
+    options.add_argument("--results", type=Path, default=None, help="where evaluation.json goes; default the workdir")
     options.add_argument("--num-prompts", type=int, default=240)
     options.add_argument("--block-size", type=int, default=16)
     options.add_argument("--new-tokens", type=int, default=128)
@@ -105,7 +107,17 @@ def run_torch_stage(stage: str, options: argparse.Namespace, workdir: Workdir) -
     elif stage == "evaluate":
         from ddtree_bench.models.training.evaluate import evaluate
 
-        evaluate(workdir, machine, options.prompts, options.num_prompts, options.block_size, options.new_tokens)
+        bundled = BUNDLED_PROMPTS.parent
+        evaluate(
+            bundled / "tiny-dense" if options.bundled else workdir.target,
+            bundled / "tiny-dense-dflash" if options.bundled else workdir.drafter,
+            options.results or workdir.root,
+            machine,
+            prompts_path=options.prompts,
+            num_prompts=options.num_prompts,
+            block_size=options.block_size,
+            new_tokens=options.new_tokens,
+        )
 
 
 if __name__ == "__main__":

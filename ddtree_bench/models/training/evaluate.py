@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import multiprocessing
 import os
 import time
@@ -28,8 +27,8 @@ from ddtree_bench.models.training.common import Machine
 from ddtree_bench.models.training.drafter import TargetFeatures, draft_hidden
 from ddtree_bench.models.training.prompts import read_prompts
 from ddtree_bench.models.training.sampling import continue_rows
-from ddtree_bench.models.training.settings import Workdir
 from ddtree_bench.models.weights import load_drafter, load_target
+from ddtree_bench.records import provenance, write_json
 
 TEMPERATURES = (0.0, 0.6)
 DRAFT_TEMPERATURES = (0.6, 0.8, 1.0)
@@ -200,17 +199,32 @@ def pooled(texts: list[Text], replays: list[dict[str, tuple[int, int]]]) -> dict
 
 
 def evaluate(
-    workdir: Workdir, machine: Machine, prompts_path: Path, num_prompts: int, block_size: int, new_tokens: int
+    target_dir: Path,
+    drafter_dir: Path,
+    results: Path,
+    machine: Machine,
+    *,
+    prompts_path: Path,
+    num_prompts: int,
+    block_size: int,
+    new_tokens: int,
 ) -> dict[str, Any]:
-    """Print acceptance of chain and trees and return it; also written to evaluation.json in the workdir."""
-    tokenizer = Tokenizer.load(workdir.target)
-    target = load_target(workdir.target, dtype=torch.float32, device=machine.device)
-    drafter = load_drafter(workdir.drafter, dtype=torch.float32, device=machine.device, target=target.config)
+    """Print acceptance of chain and trees and return it; also written, with provenance, to results/evaluation.json."""
+    tokenizer = Tokenizer.load(target_dir)
+    target = load_target(target_dir, dtype=torch.float32, device=machine.device)
+    drafter = load_drafter(drafter_dir, dtype=torch.float32, device=machine.device, target=target.config)
     rows = read_prompts(prompts_path)
     rows = [rows[index] for index in np.linspace(0, len(rows) - 1, min(num_prompts, len(rows))).astype(int)]
     encoded = [(row["class"], tokenizer.encode(row["prompt"])[:MAX_TOKENS]) for row in rows]
     encoded = [(kind, ids) for kind, ids in encoded if len(ids) >= MIN_TOKENS]
-    result: dict[str, Any] = {"num_prompts": len(encoded), "block_size": block_size, "new_tokens": new_tokens}
+    result: dict[str, Any] = {
+        "provenance": provenance(),
+        "target": target_dir.name,
+        "drafter": drafter_dir.name,
+        "num_prompts": len(encoded),
+        "block_size": block_size,
+        "new_tokens": new_tokens,
+    }
     workers = os.cpu_count() or 1
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=spawn) as pool:
@@ -234,7 +248,7 @@ def evaluate(
                 "num_output_tokens": sum(len(text.tokens_L) - text.prompt_length for text in texts),
             }
             show(temperature, result[f"temperature_{temperature}"])
-            (workdir.root / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
+            write_json(results / "evaluation.json", result)
     return result
 
 

@@ -26,6 +26,13 @@ TOKEN_SOURCES = ("usage", "tokenizer")
 BASELINE_DIR = "baseline-plain"  # beside trial-NNN: plain decoding, measured in the same session
 
 
+def tokens_of_counts(num_verify_steps: int | None, num_accepted: int | None, num_cut: int | None) -> int | None:
+    """Return the output tokens that a request's counts add up to, None if one is unknown; the 1 is from prefill."""
+    if num_verify_steps is None or num_accepted is None or num_cut is None:
+        return None
+    return 1 + num_accepted + num_verify_steps - num_cut
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestRecord:
     """One request as the client saw it; times in seconds on one monotonic clock of the client.
@@ -71,6 +78,9 @@ class RequestRecord:
             raise ValueError(f"accepted_histogram must add up to num_verify_steps {steps}; given {list(histogram)}")
         if histogram is not None and accepted is not None and sum(i * n for i, n in enumerate(histogram)) != accepted:
             raise ValueError(f"accepted_histogram must weigh num_accepted {accepted}; given {list(histogram)}")
+        told = tokens_of_counts(steps, accepted, self.num_cut)
+        if self.outcome == "ok" and self.output_tokens is not None and told not in (None, self.output_tokens):
+            raise ValueError(f"output_tokens must be 1 + accepted + verify steps - cut = {told}; given {self.output_tokens}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; the field `class` has its plain name there."""
@@ -140,6 +150,21 @@ class TrialRecord:
             raise ValueError(f"state must be complete or failed; given {self.state!r}")
         if (self.state == "failed") != (self.failure is not None):
             raise ValueError(f"a failed trial must hold its failure and only it may; given {self.state!r}, {self.failure!r}")
+
+    @property
+    def failed_gates(self) -> list[str]:
+        """Names of the gates that the trial failed; one that could not be checked is none of them."""
+        return [gate.name for gate in self.gates if gate.passed is False]
+
+    @property
+    def counts(self) -> bool:
+        """Whether its numbers may be shown beside others: complete, with no gate failed."""
+        return self.state == "complete" and not self.failed_gates
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it may be a result: it counts and meets every constraint."""
+        return self.counts and all(value <= 0 for value in self.constraints.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

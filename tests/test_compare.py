@@ -19,10 +19,12 @@ from mock_server import running_mock
 from ddtree_bench.cli.compare import command
 from ddtree_bench.compare import servers
 from ddtree_bench.compare.arms import ArmSpec, arms_of, newest_best, read_context, resolve_arm
-from ddtree_bench.compare.runner import block_order
+from ddtree_bench.compare.output import ARM_COLUMNS
+from ddtree_bench.compare.runner import _certificate, block_order
 from ddtree_bench.compare.servers import flat_config, safe_name, speculation_label
-from ddtree_bench.config import ServerSpec, TreeSetting
+from ddtree_bench.config import ServerSpec, SweepSpec, TreeSetting
 from ddtree_bench.metrics.comparison import Arm, config_differences
+from ddtree_bench.records import RequestRecord, machine_name
 
 SMALL = ("load.num_prompts=6", "load.max_tokens=24", "load.num_warmups=0", "gates.drift=none")
 BEST = """
@@ -65,6 +67,7 @@ def test_compare_measures_plain_beside_both_arms(tmp_path: Path, mock_backend: M
     assert [(p["baseline"], p["arm"]) for p in result["pairs"]] == [("linear", "tree"), ("plain", "linear"), ("plain", "tree")]
     assert {c["num_exact"] for c in result["certificates"]} == {6}
     assert result["source"] == "bundled defaults"
+    assert "acceptance length" in " ".join(ARM_COLUMNS), "never a bare acceptance: with the bonus or without it differs by 1"
     folder = Path(result["folder"])
     assert folder.name == "compare-linear-vs-tree"
     written = {file.name for file in folder.iterdir()}
@@ -124,6 +127,17 @@ def test_newest_sweep_gives_the_settings(tmp_path: Path) -> None:
     assert plain is not None
     assert context.study_dir == tmp_path / "machine" / "new"
     assert context.spec.load.num_prompts == 6
+
+
+def test_results_of_another_machine_give_no_settings(tmp_path: Path) -> None:
+    here = machine_name()
+    made = {"other": ("far-away-x8", "2031-01-01"), "here": (here, "2030-01-02"), "older": (here, "2030-01-01")}
+    for name, (machine, when) in made.items():
+        folder = tmp_path / "machine" / name
+        folder.mkdir(parents=True)
+        (folder / "best.toml").write_text(f'{BEST}\n[provenance]\nmachine = "{machine}"\nwhen_utc = "{when}"\n')
+    assert newest_best(tmp_path) == tmp_path / "machine" / "here" / "best.toml"
+    assert newest_best(tmp_path / "machine" / "other") == tmp_path / "machine" / "other" / "best.toml", "it was named"
 
 
 def test_study_of_the_config_gives_the_settings(tmp_path: Path) -> None:
@@ -223,3 +237,19 @@ def test_a_server_of_someone_else_is_named_with_its_draft_tree() -> None:
     assert speculation_label(EAGLE) == "EAGLE3, 5 steps, top-k 4, verify width 16"
     assert speculation_label({"speculative_algorithm": None}) is None
     assert speculation_label({}) is None
+
+
+def test_difference_from_a_foreign_reference_is_no_proven_fault() -> None:
+    """Nobody vouches for the arithmetic of a server that runs already, float32 or not."""
+    spec = SweepSpec.from_dict({"load": {"endpoint": "chat"}})
+    foreign = ArmSpec(name="there", server=ServerSpec(backend="attach", url="http://there"), setting=None, source="")
+    own = ArmSpec(name="plain", server=ServerSpec(), setting=TreeSetting(mode="plain"), source="")
+    texts = {"there": "a", "plain": "b"}
+    folded = {
+        name: Arm(name=name, label=name, blocks=[[RequestRecord(request_id="r", prompt_id="p", text=text)]])
+        for name, text in texts.items()
+    }
+    with servers.Servers(Path("unused"), keep_up=True) as none_started:
+        certificate = _certificate(foreign, own, folded, none_started, spec)
+    assert certificate is not None
+    assert (certificate.num_real_differences, certificate.num_undecided) == (0, 1)

@@ -14,9 +14,10 @@ sys.path.insert(0, str(Path(__file__).parent / "sweep"))
 from mock_backend import MockBackend, make_spec
 
 from ddtree_bench.config import TreeSetting
+from ddtree_bench.load.workloads import workload_of
 from ddtree_bench.records import TrialRecord, read_requests
 from ddtree_bench.trial import TrialJob, gates, run_trial
-from ddtree_bench.trial.plain import PlainOutput
+from ddtree_bench.trial.plain import PlainOutput, gate_prompts
 from ddtree_bench.trial.run import constraints_of
 
 FAST = ("--ms-per-round", "1", "--first-token-ms", "1")
@@ -139,6 +140,8 @@ def test_healthy_trial(trial, tmp_path):
     assert "load 2/2" in stages
     assert {gate.name: gate.passed for gate in record.gates} == {"setting": True, "losslessness": True}
     assert set(record.timings_s) == {"launch", "gate", "warm", "load", "stop", "total"}
+    parts_s = sum(seconds for name, seconds in record.timings_s.items() if name != "total")
+    assert parts_s <= record.timings_s["total"] + 0.005, "no part is counted twice; each is rounded to a millisecond"
     assert record.metrics["num_requests"] == 2
     assert record.metrics["acceptance_length"] > 1
     assert record.stop["is_clean"]
@@ -205,3 +208,11 @@ def test_server_killed_in_the_load_is_the_machines_fault(trial, tmp_path):
     record = trial(on_stage=kill_at_load, load={"num_prompts": 40, "timeout_s": 600.0})
     assert record.failure.kind == "killed"
     assert not record.failure.is_own_fault
+
+
+def test_gate_prompts_are_not_measured() -> None:
+    """A server with a prefix cache would answer a measured prompt of the gate faster."""
+    spec = make_spec(load={"num_prompts": 20, "num_warmups": 2}, gates={"num_gate_prompts": 3})
+    asked = {prompt.prompt_id for prompt in gate_prompts(spec)}
+    assert len(asked) == 3
+    assert not asked & {prompt.prompt_id for prompt in workload_of(spec.load).prompts}

@@ -29,7 +29,7 @@ class AttachBackend:
         """
         if server.url is None:
             raise ValueError('server.url must be given with the backend "attach"; given none')
-        url = server.url.rstrip("/")
+        url = server.url.rstrip("/").removesuffix("/v1").rstrip("/")
         return RunningServer(url=url, model=prove_serving(url, timeout_s=server.ready_timeout_s))
 
     def stop(self, running: RunningServer) -> StopReport:

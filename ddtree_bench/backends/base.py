@@ -29,6 +29,20 @@ class RunningServer:
     launched: Launched | None = None
     gpu_used_mib: tuple[int, ...] | None = None
 
+    @classmethod
+    def of(cls, launched: Launched, *, url: str, model: str, gpu_used_mib: tuple[int, ...] | None) -> RunningServer:
+        """Return a server that was launched; `gpu_used_mib` is what was in use before."""
+        return cls(
+            url=url,
+            model=model,
+            pid=launched.pid,
+            pgid=launched.pgid,
+            log_path=launched.log_path,
+            command=launched.command,
+            launched=launched,
+            gpu_used_mib=gpu_used_mib,
+        )
+
     def check(self, *, wait_s: float = 0.0) -> None:
         """Return if the server still runs; with `wait_s` an exit that is on its way is waited for, after a failed request.
 

@@ -6,6 +6,8 @@ import re
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 from ddtree_bench.backends import http
@@ -99,6 +101,15 @@ def model_id(url: str) -> str:
         return str(answer["data"][0]["id"])
     except (TypeError, KeyError, IndexError) as error:
         raise ServerError(f"GET {url}/v1/models must list a model; given {str(answer)[:200]}", kind="bad_answer") from error
+
+
+def server_info(url: str) -> Mapping[str, Any]:
+    """Return GET /server_info; empty where a server has none."""
+    try:
+        info = http.get(f"{url}/server_info")
+    except ServerError:
+        return {}
+    return info if isinstance(info, dict) else {}
 
 
 def stop_launched(running: RunningServer, *, memory_wait_s: float = 30.0) -> StopReport:

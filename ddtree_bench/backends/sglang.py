@@ -65,16 +65,7 @@ class SglangBackend:
         except BaseException:
             launched.stop()
             raise
-        return RunningServer(
-            url=url,
-            model=model,
-            pid=launched.pid,
-            pgid=launched.pgid,
-            log_path=log,
-            command=tuple(command),
-            launched=launched,
-            gpu_used_mib=before,
-        )
+        return RunningServer.of(launched, url=url, model=model, gpu_used_mib=before)
 
     def stop(self, running: RunningServer) -> StopReport:
         """Stop the server's group and tell what is left."""

@@ -41,6 +41,7 @@ def command(
     """Compare two arms; A and B are plain, linear, tree, a TOML file (e.g. best.toml) or a URL. The word vs may be left out."""
     from rich.console import Console
 
+    from ddtree_bench.backends.leases import default_lease_dir, sweep_leases
     from ddtree_bench.compare.arms import arms_of, read_context
     from ddtree_bench.compare.output import folder_name, result_dict, write_comparison
     from ddtree_bench.compare.runner import run_comparison
@@ -58,6 +59,8 @@ def command(
     progress = Console(stderr=True)
     progress.print(f"comparing {specs[0].name} ({specs[0].label}) with {specs[1].name} ({specs[1].label})", markup=False)
     progress.print(f"settings from: {context.source}", markup=False)
+    for line in sweep_leases(default_lease_dir()):
+        progress.print(line, markup=False)
     keep = spec.server.device == "cpu" if keep_up is None else keep_up
     try:
         with interruptible(), progress.status("starting") as status:

@@ -84,8 +84,11 @@ def _text(result: SweepResult) -> str:
         return "\n".join([*lines, "", "no trial passed every gate and constraint: nothing can be called best"])
     lines += ["", "plain    " + _line(result.baseline), "linear   " + _line(result.best_linear, result.baseline)]
     lines += ["tree     " + _line(result.best_tree, result.baseline), "best     " + _line(result.best, result.baseline)]
-    if _rate(result.best) <= _rate(result.baseline):
-        lines += ["", "no setting is faster than plain decoding on this machine, model and load"]
+    ratio = _times(result.best, result.baseline)
+    if ratio is not None and ratio <= 1.0:
+        lines += ["", "no setting is faster than plain decoding on this machine, model and load: serve with --mode plain"]
+    unchecked = [f"{gate.name}: {gate.detail}" for gate in result.best.gates if gate.passed is None]
+    lines += ["", *(f"gate of the best setting that could not be checked: {text}" for text in unchecked)] if unchecked else []
     ledger = result.ledger
     gpu = "" if ledger["gpu_hours"] is None else f", {ledger['gpu_hours']:.2f} GPU-hours"
     repeats = f"; {result.num_repeats} repeats were not launched" if result.num_repeats else ""
@@ -95,11 +98,13 @@ def _text(result: SweepResult) -> str:
         f"results: {result.results_dir}",
     ]
     lines += ["each setting was launched once: `ddtree-bench compare` tells whether a difference is more than noise"]
-    return "\n".join([*lines, "", "serve the best setting (best.sh):", f"  {result.command}"])
+    return "\n".join([*lines, "", "serve the best setting of the search (best.sh):", f"  {result.command}"])
 
 
-def _rate(trial: Any) -> float:
-    return 0.0 if trial is None else float(trial.metrics.get("output_tok_s") or 0.0)
+def _times(trial: Any, baseline: Any) -> float | None:
+    """Return ms per token of the baseline over the trial's own; None where one is unknown."""
+    known = [None if one is None else one.metrics.get("ms_per_token") for one in (baseline, trial)]
+    return known[0] / known[1] if known[0] and known[1] else None
 
 
 def _line(trial: Any, baseline: Any = None) -> str:
@@ -107,6 +112,6 @@ def _line(trial: Any, baseline: Any = None) -> str:
         return "none"
     rate, acceptance = trial.metrics.get("output_tok_s"), trial.metrics.get("acceptance_length")
     words = [f"{rate:8.1f} tok/s", "acceptance length  none" if acceptance is None else f"acceptance length {acceptance:5.2f}"]
-    plain = None if baseline is None else baseline.metrics.get("output_tok_s")
-    words += [f"{rate / plain:5.2f} x plain"] if plain else []
+    ratio = _times(trial, baseline)
+    words += [f"{ratio:5.2f} x plain"] if ratio is not None else []
     return "  ".join([*words, trial.label])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from ddtree_bench.config import MODES, SPACE_KEYS, ServerSpec, SweepSpec, TreeSetting, dataclass_from_dict
 from ddtree_bench.errors import unknown_name
+from ddtree_bench.records import machine_name
 from ddtree_bench.sweep.drafter import drafter_block_size
 
 SETTING_TABLES = ("best", "linear", "tree")
@@ -69,10 +71,20 @@ def read_context(config: Path | None, results: Path) -> Context:
 
 
 def newest_best(results: Path, study: str | None = None) -> Path | None:
-    """Return the newest best.toml at or below a folder (root, machine, study), of a study's name if one is given."""
+    """Return this machine's newest best.toml at or below a folder (root, machine, study), of a study's name if one is given.
+
+    Results of other machines may lie beside it, as in a fresh clone; they count only where the folder itself is their study.
+    """
     files = [file for pattern in ("best.toml", "*/best.toml", "*/*/best.toml") for file in results.glob(pattern)]
     files = [file for file in files if study is None or _study_name(file.parent) == study]
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+    made = {file: _read_toml(file).get("provenance", {}) for file in files}
+    here = machine_name() if files else None
+    files = [file for file in files if file.parent == results or made[file].get("machine", here) == here]
+    return max(files, key=lambda file: str(made[file].get("when_utc") or _changed_utc(file)), default=None)
+
+
+def _changed_utc(file: Path) -> str:
+    return datetime.datetime.fromtimestamp(file.stat().st_mtime, datetime.UTC).isoformat(timespec="seconds")
 
 
 def _study_name(folder: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from ddtree_bench.compare.runner import Outcome
 from ddtree_bench.compare.servers import safe_name
 from ddtree_bench.records import provenance, write_json, write_text
+from ddtree_bench.report.tables import figure
 
 ARM_COLUMNS = ("arm", "setting", "ms/token", "tok/s", "acceptance length")
 PAIR_COLUMNS = ("compared", "ratio of ms/token [95 %]", "speedup", "verdict")
@@ -51,7 +52,7 @@ def arm_rows(result: Mapping[str, Any]) -> list[list[str]]:
     rank = {name: i for i, name in enumerate(result["ranking"])}
     arms = sorted(result["arms"], key=lambda arm: rank.get(arm["name"], len(rank)))
     figures = (("ms_per_token", 3), ("output_tok_s", 1), ("acceptance_length", 3))
-    return [[arm["name"], arm["label"], *(number(arm[key], digits) for key, digits in figures)] for arm in arms]
+    return [[arm["name"], arm["label"], *(figure(arm[key], digits) for key, digits in figures)] for arm in arms]
 
 
 def pair_rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -65,11 +66,6 @@ def pair_rows(result: Mapping[str, Any]) -> list[list[str]]:
         scope = f" ({pair['scope']})" if pair["scope"] and verdict not in ("withheld", "confounded") else ""
         rows.append([f"{pair['arm']} / {pair['baseline']}", shown, speedup, verdict + scope])
     return rows
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return a figure, or a dash where it is unknown."""
-    return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:

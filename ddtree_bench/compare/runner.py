@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.backends.ready import server_info
 from ddtree_bench.compare.arms import ArmSpec
-from ddtree_bench.compare.servers import Servers, flat_config, safe_name, server_info, speculation_label
+from ddtree_bench.compare.servers import Servers, flat_config, safe_name, speculation_label
 from ddtree_bench.config import LoadSpec, SweepSpec, TreeSetting
 from ddtree_bench.metrics.certificate import Certificate, output_certificate
 from ddtree_bench.metrics.comparison import Arm, Comparison, compare_arms
@@ -154,7 +155,8 @@ def _certificate(
     is_own_noise = reference.server.backend == arm.server.backend == "embedded"
     if spec.load.temperature > 0 and not is_own_noise:
         return None
-    if reference.server.dtype == "float32" and arm.server.backend != "attach":
+    is_foreign = "attach" in (reference.server.backend, arm.server.backend)  # nobody vouches for its arithmetic
+    if reference.server.dtype == "float32" and not is_foreign:
         return output_certificate(folded[reference.name], folded[arm.name])
     if spec.load.temperature > 0:
         return output_certificate(folded[reference.name], folded[arm.name], lambda *_: "undecided")

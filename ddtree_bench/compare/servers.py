@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.backends import RunningServer, get_backend, http
+from ddtree_bench.backends import RunningServer, get_backend
 from ddtree_bench.compare.arms import DEFAULTS, ArmSpec
 from ddtree_bench.errors import ServerError
 
@@ -92,15 +92,6 @@ def safe_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name.removeprefix("http://").removeprefix("https://")).strip(
         "-."
     )
-
-
-def server_info(url: str) -> Mapping[str, Any]:
-    """Return GET /server_info; empty where a server has none."""
-    try:
-        info = http.get(f"{url}/server_info")
-    except ServerError:
-        return {}
-    return info if isinstance(info, dict) else {}
 
 
 def speculation_label(info: Mapping[str, Any]) -> str | None:

@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def gather_pages(cache_PSGE: torch.Tensor, pages: torch.Tensor, length: int) -> torch.Tensor:
-    """Return the first `length` slots of one sequence: a view where its pages follow each other, else a copy.
+    """Copy the first `length` slots of one sequence out of its pages.
 
     Args:
         cache_PSGE: keys or values of all sequences.
@@ -17,7 +17,7 @@ def gather_pages(cache_PSGE: torch.Tensor, pages: torch.Tensor, length: int) -> 
         length: slots to read.
 
     Returns:
-        rows_CGE: C = length; read only, it may share the cache's memory.
+        rows_CGE: C = length, in new memory.
 
     Raises:
         ValueError: the pages hold fewer slots.
@@ -29,10 +29,6 @@ def gather_pages(cache_PSGE: torch.Tensor, pages: torch.Tensor, length: int) -> 
             f"page_table_BP must hold the {num_pages} pages of {length} slots of {page_size} each, got {len(pages)} columns; "
             "widen the table"
         )
-    numbers = pages[:num_pages].tolist()
-    first = numbers[0] if numbers else 0
-    if numbers == list(range(first, first + num_pages)):
-        return cache_PSGE[first : first + num_pages].flatten(0, 1)[:length]
     return cache_PSGE.index_select(0, pages[:num_pages]).flatten(0, 1)[:length]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddtree_bench.load.sse import SseDecoder, SseEvent
-from ddtree_bench.records import RequestRecord
+from ddtree_bench.records import RequestRecord, tokens_of_counts
 
 _MAX_BODY_BYTES = 4096  # of a body that is no stream, kept for its message
 _MAX_MESSAGE_CHARS = 500
@@ -295,7 +295,7 @@ class StreamRecorder:
             outcome="ok" if kind is None else "error",
             error_kind=kind,
             error_message=None if message is None else message[:_MAX_MESSAGE_CHARS],
-            **self._checked_spec(),
+            **self._checked_spec(None if kind else output_tokens),
             warnings=tuple(self._warnings),
         )
 
@@ -311,7 +311,7 @@ class StreamRecorder:
             return [[t_s, None] for t_s, _ in self._chunks]
         return [[t_s, count] for (t_s, _), count in zip(self._chunks, tokens, strict=True)]
 
-    def _checked_spec(self) -> dict[str, Any]:
+    def _checked_spec(self, output_tokens: int | None) -> dict[str, Any]:
         """Return the counts that are whole and agree with each other; what does not is left out with a warning."""
         names = ("num_verify_steps", "num_accepted", "num_draft_tokens", "num_cut")
         counts: dict[str, Any] = {name: _count(self._spec.get(name)) for name in names}
@@ -319,6 +319,10 @@ class StreamRecorder:
             if name in self._spec and counts[name] is None:
                 self._warnings.append(f"the server's {name} must be a count; given {self._spec[name]!r}")
         counts["accepted_histogram"] = self._checked_histogram(counts["num_verify_steps"], counts["num_accepted"])
+        told = tokens_of_counts(counts["num_verify_steps"], counts["num_accepted"], counts["num_cut"])
+        if output_tokens is not None and told not in (None, output_tokens):
+            self._warnings.append(f"the server's counts must give its {output_tokens} output tokens; they give {told}")
+            counts["num_cut"] = None
         return counts
 
     def _checked_histogram(self, num_steps: int | None, num_accepted: int | None) -> list[int] | None:

@@ -67,7 +67,10 @@ CONTEXT_EDGES = (1024, 8192, 32768)  # prompt tokens
 
 
 def acceptance(
-    records: Sequence[RequestRecord], counters: Mapping[str, float] | None = None, reason: str | None = None
+    records: Sequence[RequestRecord],
+    counters: Mapping[str, float] | None = None,
+    reason: str | None = None,
+    accepted_per_position: Mapping[int, float] | None = None,
 ) -> Acceptance:
     """Pool the acceptance of the requests that succeeded.
 
@@ -75,12 +78,13 @@ def acceptance(
         records: requests of the measured window.
         counters: differences of the server's counters over the window, used where no request told its counts.
         reason: why there are no counters.
+        accepted_per_position: the same of the counters by position; position 0 is depth 1.
     """
     ok = [record for record in records if record.outcome == "ok"]
     known = [record for record in ok if accepted_of(record) is not None and record.num_verify_steps is not None]
     if known:
         return _from_requests(known, num_ok=len(ok))
-    pooled = _from_counters(counters or {}, reason)
+    pooled = _from_counters(counters or {}, reason, accepted_per_position or {})
     counted = (counters or {}).get("num_requests")
     if pooled.acceptance_length is not None and counted is not None and counted > len(records):
         others = (
@@ -150,7 +154,7 @@ def _from_requests(known: Sequence[RequestRecord], *, num_ok: int) -> Acceptance
     )
 
 
-def _from_counters(counters: Mapping[str, float], reason: str | None) -> Acceptance:
+def _from_counters(counters: Mapping[str, float], reason: str | None, per_position: Mapping[int, float]) -> Acceptance:
     steps = counters.get("num_verify_steps")
     if steps is None:
         why = f"; {reason}" if reason else "; the server's counters hold no verify steps"
@@ -168,6 +172,7 @@ def _from_counters(counters: Mapping[str, float], reason: str | None) -> Accepta
     return Acceptance(
         acceptance_length=1.0 + accepted / steps,
         drafts_per_step=accepted / steps,
+        depth_survival=tuple(per_position[at] / steps for at in sorted(per_position) if per_position[at] > 0) or None,
         draft_acceptance_rate=accepted / drafts if drafts else None,
         mean_verify_width=1.0 + drafts / steps if drafts is not None else None,
         num_verify_steps=int(steps),

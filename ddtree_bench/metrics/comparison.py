@@ -27,6 +27,7 @@ FASTER, SLOWER, NO_DIFFERENCE = "faster", "slower", "no difference shown"
 WITHHELD, CONFOUNDED = "withheld", "confounded"
 TREE_KEYS = (*SPACE_KEYS, "mode")
 MIN_CLASSES = 2
+MIN_PROMPTS = 2  # a single prompt has no spread, and its interval would be a point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +210,7 @@ def bootstrap_ratio(
     seed: int = 0,
     class_: str | None = None,
 ) -> Ratio | None:
-    """Return the pooled ratio of ms per token and its interval; None where the arms share no completed prompt.
+    """Return the pooled ratio of ms per token and its interval; None below two prompts that all arms completed.
 
     log ratio of every resample of the prompts, plus t(f) · s · √(2 / K) for K > 1 blocks, with s² the variance of an arm's log
     ms per token in a block once arm and block are taken out. It is pooled over all arms, f = (arms − 1)(K − 1), but never
@@ -220,7 +221,7 @@ def bootstrap_ratio(
     """
     arms = [baseline, arm, *beside]
     table = _cells(arms, class_)
-    if table is None:
+    if table is None or len(table.prompt_ids) < MIN_PROMPTS:
         return None
     num_prompts, num_blocks = table.ms_APB.shape[1:]
     ms_AP, tokens_AP = table.ms_APB.sum(axis=2)[:2], table.tokens_APB.sum(axis=2)[:2]
@@ -339,10 +340,12 @@ def _compare_pair(baseline: Arm, arm: Arm, rules: _Rules) -> Pair:
 
 
 def _reasons_to_withhold(baseline: Arm, arm: Arm, ratio: Ratio | None, rules: _Rules) -> list[str]:
-    reasons = [] if ratio is not None else ["no prompt was completed by both arms in every block"]
+    reasons = [] if ratio is not None else [f"fewer than {MIN_PROMPTS} prompts were completed by all arms in every block"]
     for one in (baseline, arm):
         reasons += [f"{one.name} failed the gate {g.name!r}: {g.detail}" for g in one.gates if g.passed is False]
         reasons += [f"{one.name} could not show the gate {g.name!r}: {g.detail}" for g in one.gates if _is_untraced(g)]
+    if rules.drift_limit is not None and len(baseline.blocks) == 1:
+        reasons.append("one block shows no drift of the machine; run at least two, or set gates.drift to none")
     if rules.drift is not None and rules.drift_limit is not None and rules.drift > rules.drift_limit:
         reasons.append(
             f"{rules.arms[0].name} drifted {rules.drift:.1%} between blocks, over the limit of {rules.drift_limit:.1%}; "

@@ -31,6 +31,7 @@ def summarise(
     client: Mapping[str, Any] | None = None,
     counters: Mapping[str, float] | None = None,
     counters_reason: str | None = None,
+    accepted_per_position: Mapping[int, float] | None = None,
     **about: Any,
 ) -> dict[str, Any]:
     """Return the content of summary.json.
@@ -41,11 +42,12 @@ def summarise(
         client: the client's own health, as `ClientHealth.report` gives it.
         counters: differences of the server's counters over the window; used only where requests tell no counts.
         counters_reason: why there are no counters.
+        accepted_per_position: the counters of accepted draft tokens by position, over the window.
         about: what else is kept as it is: dataset, model, load, notes, provenance, …
     """
     window = window if window is not None else window_of(records)
     done = completed(records, window)
-    pooled, by_context = acceptance(done, counters, counters_reason), acceptance_by_context(done)
+    pooled, by_context = acceptance(done, counters, counters_reason, accepted_per_position), acceptance_by_context(done)
     latencies = latency.latencies(done)
     summary: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -80,6 +82,7 @@ def summarise_load(result: Any, **about: Any) -> dict[str, Any]:
         client=result.client,
         counters=result.counters.values,
         counters_reason=result.counters.reason,
+        accepted_per_position=result.counters.accepted_per_position,
         dataset=dict(result.dataset),
         model=result.model,
         num_failed_warmups=result.num_failed_warmups,
@@ -179,6 +182,8 @@ def _warnings(summary: Mapping[str, Any], records: Sequence[RequestRecord], pool
         warnings.append(
             f"itl_ms is a gap between chunks of {summary['tokens_per_chunk']:.2f} tokens, not a time per token; see tpot_ms"
         )
+    if summary.get("num_failed_warmups"):
+        warnings.append(f"{summary['num_failed_warmups']} warm-up requests failed: the window may hold what they were for")
     warnings += _percentile_notes(summary)
     warnings += _client_flags(summary)
     told = Counter(warning for record in records for warning in record.warnings)

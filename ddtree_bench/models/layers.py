@@ -4,7 +4,8 @@ Every projection into heads or FFN is column-parallel (output rows split over ra
 row-parallel (input columns split, results summed), so that a layer needs two all-reduces.
 
 Shapes: T packed tokens, D hidden size, H query heads of this rank, G key/value heads of this rank, E head size,
-F rotary frequencies (E / 2), I FFN size of this rank, V vocabulary shard of this rank.
+M query and key heads of this rank (H + G), F rotary frequencies (E / 2), I FFN size of this rank, V vocabulary shard of
+this rank.
 """
 
 from __future__ import annotations
@@ -38,9 +39,14 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return wide.to(x.dtype) * self.weight.to(x.dtype)
+        return rms_norm(x, self.weight, self.eps)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return RMSNorm of x's last axis; `weight` is any shape that spreads over x."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight.to(x.dtype)
 
 
 def rotary_table(positions_T: torch.Tensor, head_dim: int, theta: float) -> Rotary:
@@ -155,11 +161,13 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(head_dim, eps)
 
     def forward(self, x_TD: torch.Tensor, rotary: Rotary, attend: Attend) -> torch.Tensor:
-        sizes = [self.num_heads, self.num_kv_heads, self.num_kv_heads]
+        num_heads, num_kv_heads = self.num_heads, self.num_kv_heads
         heads_TNE = self.qkv_proj(x_TD).unflatten(-1, (-1, self.head_dim))
-        q_THE, k_TGE, v_TGE = heads_TNE.split(sizes, dim=1)
-        q_THE = apply_rotary(self.q_norm(q_THE), rotary)
-        k_TGE = apply_rotary(self.k_norm(k_TGE), rotary)
+        qk_TME, v_TGE = heads_TNE.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
+        # Queries and keys are normed and rotated together: over few tokens the number of operations is what costs.
+        weight_ME = torch.cat((self.q_norm.weight.expand(num_heads, -1), self.k_norm.weight.expand(num_kv_heads, -1)))
+        rotated_TME = apply_rotary(rms_norm(qk_TME, weight_ME, self.q_norm.eps), rotary)
+        q_THE, k_TGE = rotated_TME.split([num_heads, num_kv_heads], dim=1)
         return self.o_proj(attend(q_THE, k_TGE, v_TGE).flatten(1))
 
     def keys_values(self, x_TD: torch.Tensor, rotary: Rotary) -> tuple[torch.Tensor, torch.Tensor]:

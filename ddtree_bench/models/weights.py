@@ -184,11 +184,10 @@ def fill(module: torch.nn.Module, table: Table, read: Read, dtype: torch.dtype, 
 
 
 def _laid_out(weight: torch.Tensor) -> torch.Tensor:
-    """Return the same values in the memory layout that this device multiplies fastest.
+    """Return the same values in the memory layout that the device multiplies fastest.
 
-    A few rows times W^T in float32 on the CPU is bound by reading W [out, in]. The CPU's library reads it faster, by up
-    to 40 % at one row, where the outputs of one input lie side by side, so W^T is what is contiguous there. Shape,
-    slices and names stay those of W, and everything but a row look-up is as fast as before.
+    Decoding multiplies a few rows by Wᵀ. In float32 on the CPU that takes a third less time at one row, and a fifth less
+    at sixteen, where Wᵀ is what lies contiguously; so W [out, in] becomes a transposed view of it. Elsewhere W stays.
     """
     if weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.ndim == 2:
         return weight.t().contiguous().t()

@@ -42,7 +42,7 @@ def render(study: StudyResults, images: Mapping[str, str]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["figure"] = _figure
+    environment.filters["figure"] = tables.figure
     return environment.get_template(TEMPLATE).render(
         study=study,
         version=__version__,
@@ -66,6 +66,8 @@ def headline(study: StudyResults) -> str:
     if winner is None:
         return "No setting has a result that counts yet."
     text = f"Fastest: {winner.label} at {winner.ms_per_token:.3g} ms per token."
+    if not winner.is_within_constraints:
+        text = f"No setting meets the constraints. Without them the f{text[1:]}"
     if tree is not None and linear is not None and winner.mode == "linear":
         text += " No tree setting of this study was faster than linear drafting."
     if winner.mode == "plain" and (tree is not None or linear is not None):
@@ -82,11 +84,11 @@ def cards(study: StudyResults) -> list[dict[str, str]]:
         {
             "mode": mode,
             "name": names[mode],
-            "value": _figure(s.output_tok_s, 0),
+            "value": tables.figure(s.output_tok_s, 0),
             "unit": "tok/s",
-            "detail": f"{_figure(s.ms_per_token, 3)} ms per token"
-            + (f" · acceptance {s.acceptance_length:.2f}" if s.acceptance_length is not None and mode != "plain" else ""),
-            "label": s.label,
+            "detail": f"{tables.figure(s.ms_per_token, 3)} ms per token"
+            + (f" · acceptance length {s.acceptance_length:.2f}" if s.acceptance_length is not None and mode != "plain" else ""),
+            "label": s.label + ("" if s.is_within_constraints else " (over a constraint)"),
         }
         for mode, s in found
         if s is not None
@@ -110,7 +112,3 @@ def _comparison(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _svg_uri(svg: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(svg).decode("ascii")
-
-
-def _figure(value: float | None, digits: int = 2) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"

@@ -10,9 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddtree_bench.records import TrialRecord, read_json, read_trials
-
-BASELINE = "baseline-plain/trial.json"
+from ddtree_bench.records import TrialRecord, read_baseline, read_json, read_trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def read_study(folder: Path) -> StudyResults:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"the results folder must exist; given {str(folder)!r}")
-    spec_file, script, baseline = folder / "study.toml", folder / "best.sh", folder / BASELINE
+    spec_file, script = folder / "study.toml", folder / "best.sh"
     trials = read_trials(folder)
     comparisons = [read_json(file) for file in sorted(folder.glob("compare-*/comparison.json"))]
     if not (spec_file.exists() or trials or comparisons):
@@ -77,20 +75,10 @@ def read_study(folder: Path) -> StudyResults:
         folder=folder,
         spec=tomllib.loads(spec_file.read_text(encoding="utf-8")) if spec_file.exists() else {},
         trials=trials,
-        baseline=TrialRecord.from_dict(read_json(baseline)) if baseline.exists() else None,
+        baseline=read_baseline(folder),
         serving_command=script.read_text(encoding="utf-8").strip() if script.exists() else None,
         comparisons=comparisons,
     )
-
-
-def counts(trial: TrialRecord) -> bool:
-    """Return whether the trial's numbers may be shown beside others: complete, with no gate failed."""
-    return trial.state == "complete" and not failed_gates(trial)
-
-
-def failed_gates(trial: TrialRecord) -> list[str]:
-    """Return the names of the gates that the trial failed."""
-    return [gate.name for gate in trial.gates if gate.passed is False]
 
 
 def mode_of(trial: TrialRecord) -> str:
@@ -98,11 +86,16 @@ def mode_of(trial: TrialRecord) -> str:
     return str(trial.effective.get("mode") or trial.asked.get("mode") or "tree")
 
 
+def searched_mode(trials: Sequence[TrialRecord]) -> str:
+    """Return the mode whose knobs a study searched: tree, or linear where no tree was tried."""
+    return "tree" if any(mode_of(trial) == "tree" for trial in trials) or not trials else "linear"
+
+
 def settings_of(trials: Sequence[TrialRecord]) -> list[Setting]:
     """Return the settings of the trials that count, replicates folded, fastest first (unknown speed last)."""
     groups: dict[str, list[TrialRecord]] = {}
     for trial in trials:
-        if counts(trial):
+        if trial.counts:
             groups.setdefault(json.dumps(dict(trial.effective), sort_keys=True) or trial.label, []).append(trial)
     return sorted(
         (_fold(group) for group in groups.values()), key=lambda s: (s.ms_per_token is None, s.ms_per_token or 0, s.label)

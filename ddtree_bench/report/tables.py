@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_bench.records import TrialRecord
-from ddtree_bench.report.study import StudyResults, best_of, failed_gates
+from ddtree_bench.report.study import StudyResults, best_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,11 @@ class GateRow:
     details: Sequence[str]
 
 
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return a figure, or a dash where it is unknown."""
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
 def setting_rows(study: StudyResults) -> list[SettingRow]:
     """Return the settings that count by ms per token, never by acceptance."""
     settings = study.settings
@@ -88,7 +93,7 @@ def failure_rows(study: StudyResults) -> list[FailureRow]:
     """Return every trial that failed or failed a gate, the baseline included."""
     rows = []
     for trial in _everything(study):
-        gates = failed_gates(trial)
+        gates = trial.failed_gates
         if trial.failure is not None:
             rows.append(_failure(trial, trial.failure.kind, trial.failure.reason, trial.failure.log_tail))
         elif gates:

@@ -34,15 +34,9 @@ def setting_of(record: TrialRecord) -> TreeSetting:
     return TreeSetting(**record.asked).canonical()
 
 
-def is_feasible(record: TrialRecord) -> bool:
-    """Return whether a trial's numbers may be shown as a result: complete, gates passed, constraints met."""
-    gates_passed = all(gate.passed is not False for gate in record.gates)
-    return record.state == "complete" and gates_passed and all(value <= 0 for value in record.constraints.values())
-
-
 def pareto_front(records: Sequence[TrialRecord], objectives: Sequence[str]) -> list[TrialRecord]:
     """Return the feasible trials that no other one dominates, by falling first objective; equals all stay."""
-    points = [(_known_values(record, objectives), record) for record in records if is_feasible(record)]
+    points = [(_known_values(record, objectives), record) for record in records if record.is_feasible]
     front = [(values, record) for values, record in points if not any(_dominates(other, values) for other, _ in points)]
     return [record for _, record in sorted(front, key=lambda item: ([-value for value in item[0]], item[1].number))]
 
@@ -56,7 +50,7 @@ def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def best_trial(records: Sequence[TrialRecord], mode: str | None = None) -> TrialRecord | None:
-    """Return the feasible trial with the most tokens a second, never by acceptance; of equals the narrowest, then the first."""
-    able = [r for r in records if is_feasible(r) and r.metrics.get("output_tok_s") is not None]
+    """Return the feasible trial with the least ms per token, never by acceptance; of equals the narrowest, then the first."""
+    able = [r for r in records if r.is_feasible and r.metrics.get("ms_per_token") is not None]
     able = [r for r in able if mode is None or setting_of(r).mode == mode]
-    return min(able, key=lambda r: (-r.metrics["output_tok_s"], setting_of(r).verify_width, r.number), default=None)
+    return min(able, key=lambda r: (r.metrics["ms_per_token"], setting_of(r).verify_width, r.number), default=None)

@@ -16,7 +16,7 @@ from ddtree_bench.backends import Backend
 from ddtree_bench.config import SPACE_KEYS, SweepSpec, TreeSetting
 from ddtree_bench.errors import DdtreeError
 from ddtree_bench.records import BASELINE_DIR, TrialRecord, read_baseline, read_json, read_trials, write_json, write_text
-from ddtree_bench.sweep.objective import best_trial, is_feasible, pareto_front, setting_of
+from ddtree_bench.sweep.objective import best_trial, pareto_front, setting_of
 from ddtree_bench.sweep.toml import to_toml
 
 MAY_CHANGE = ("study.trials", "study.timeout_s")  # on resume; everything else would mix two studies
@@ -165,7 +165,7 @@ def _row(record: TrialRecord) -> dict[str, Any]:
     return {
         "trial": record.number,
         "state": record.state,
-        "is_feasible": is_feasible(record),
+        "is_feasible": record.is_feasible,
         "label": record.label,
         "verify_width": setting.verify_width,
         **dataclasses.asdict(setting),
@@ -192,19 +192,26 @@ def _best_toml(spec: SweepSpec, result: SweepResult) -> str:
             tables[f"measured.{name}"] = _short(record)
     if result.best is not None:
         tables["provenance"] = _flat_provenance(result.best.provenance)
-    return to_toml(tables, comment="the fastest settings of this study that passed every gate")
+    return to_toml(tables, comment="the fastest settings of this study that failed no gate, by ms per token")
 
 
 def _flat_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in provenance.items() if isinstance(value, str | int | float | bool)}
+    """Return provenance as TOML can hold it: unknown values left out, GPUs as text."""
+    flat: dict[str, Any] = {name: value for name, value in provenance.items() if isinstance(value, str | int | float | bool)}
+    flat["gpus"] = [f"{gpu.get('name')}, driver {gpu.get('driver')}" for gpu in provenance.get("gpus") or ()]
+    flat["versions"] = {name: version for name, version in (provenance.get("versions") or {}).items() if version is not None}
+    return flat
 
 
 def _best_sh(spec: SweepSpec, best: TrialRecord, command: str) -> str:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in spec.server.env.items())
     measured = ", ".join(f"{name} {value:.4g}" for name, value in _short(best).items() if isinstance(value, float))
+    made = best.provenance
+    dirty = ", with uncommitted changes" if made.get("is_dirty") else ""
     return (
         "#!/usr/bin/env bash\n"
         f"# {best.label}: {measured}\n"
+        f"# study {spec.study.name}, machine {made.get('machine')}, {made.get('when_utc')}, commit {made.get('commit')}{dirty}\n"
         "# options given to this script win over those below, e.g. --port 8001\n"
         f'set -euo pipefail\n{exports}exec {command} "$@"\n'
     )

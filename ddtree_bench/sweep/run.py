@@ -26,6 +26,7 @@ from ddtree_bench.sweep.results import SweepResult, check_same_study, collect, t
 from ddtree_bench.sweep.space import MODE, Space
 from ddtree_bench.sweep.study import MAX_ATTEMPTS, Asked, Study
 from ddtree_bench.trial import Interrupted, TrialJob, interruptible
+from ddtree_bench.trial.plain import gate_prompts, plain_key, read_plain
 
 LATENCIES = tuple(f"{word}_{part}_ms" for word in ("ttft", "tpot", "itl", "e2e") for part in ("mean", "p50", "p90", "p99"))
 CONSTRAINTS = (*LATENCIES, "ms_per_token")
@@ -180,7 +181,7 @@ class _Driver:
             DdtreeError: plain decoding has failed: without it nothing can be gated or compared.
         """
         kept = read_baseline(self._results_dir)
-        if kept is not None and kept.state == "complete" and (self._plain_path.exists() or not self._spec.gates.losslessness):
+        if kept is not None and kept.state == "complete" and self._has_plain_outputs():
             return kept
         failure: Failure | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -196,6 +197,12 @@ class _Driver:
         assert failure is not None, "every attempt above has failed"
         reason = f"plain decoding must be measured before a sweep; it failed: {failure.reason}"
         raise ServerError(reason, kind=failure.kind, log_tail=failure.log_tail)
+
+    def _has_plain_outputs(self) -> bool:
+        """True where the losslessness gate has what it needs; a data set's file may have changed since."""
+        if not self._spec.gates.losslessness:
+            return True
+        return read_plain(self._plain_path, plain_key(self._spec, gate_prompts(self._spec))) is not None
 
     @property
     def _plain_path(self) -> Path:

@@ -35,10 +35,13 @@ class PlainOutput:
 
 
 def gate_prompts(spec: SweepSpec) -> list[GatePrompt]:
-    """Return the first prompts of the study's own load; of a conversation, the texts of its messages."""
+    """Return prompts of the study's own data set; of a conversation, the texts of its messages.
+
+    As far as there are others, none of them is measured: a server with a prefix cache would know it already.
+    """
     from ddtree_bench.load.workloads import workload_of
 
-    prompts = workload_of(spec.load).prompts[: spec.gates.num_gate_prompts]
+    prompts = workload_of(dataclasses.replace(spec.load, num_warmups=spec.gates.num_gate_prompts)).warmups
     return [GatePrompt(prompt_id=p.prompt_id, text=p.text if p.text is not None else _joined(p.messages or ())) for p in prompts]
 
 

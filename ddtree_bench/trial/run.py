@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.backends import Backend, RunningServer, http
+from ddtree_bench.backends import Backend, RunningServer
 from ddtree_bench.backends.failures import failure_of
 from ddtree_bench.backends.launch import log_tail
+from ddtree_bench.backends.ready import server_info
 from ddtree_bench.config import SweepSpec, TreeSetting
 from ddtree_bench.errors import ServerError, TrialError
 from ddtree_bench.metrics.summary import summarise_load, trial_metrics
@@ -119,7 +120,7 @@ def _launch_and_measure(job: TrialJob, backend: Backend, seen: _Observed, on_sta
 def _gates_before_load(job: TrialJob, backend: Backend, seen: _Observed) -> None:
     running = seen.running
     assert running is not None, "gates run on a server that was started"
-    seen.info = _server_info(running.url)
+    seen.info = server_info(running.url)
     seen.effective = gates.effective_setting(seen.info)
     wanted = job.spec.server.max_running_requests if backend.can_launch else job.spec.load.max_concurrency
     if (warning := gates.capacity_warning(seen.info, wanted)) is not None:
@@ -186,14 +187,6 @@ def _require(seen: _Observed, gate: GateResult | None, kind: str) -> None:
     seen.gates.append(gate)
     if gate.passed is False:
         raise TrialError(f"gate {gate.name} must pass; {gate.detail}", kind=kind)
-
-
-def _server_info(url: str) -> Mapping[str, Any]:
-    try:
-        info = http.get(f"{url}/server_info")
-    except ServerError:
-        return {}
-    return info if isinstance(info, dict) else {}
 
 
 def _record(job: TrialJob, backend: Backend, seen: _Observed, failure: Failure | None) -> TrialRecord:

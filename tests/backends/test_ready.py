@@ -64,7 +64,7 @@ def test_attach_starts_and_stops_nothing(tmp_path):
     running = start(tmp_path)
     try:
         attach = get_backend("attach")
-        attached = attach.start(ServerSpec(backend="attach", url=running.url + "/"), TreeSetting(), tmp_path)
+        attached = attach.start(ServerSpec(backend="attach", url=running.url + "/v1/"), TreeSetting(), tmp_path)
         assert (attached.url, attached.pid) == (running.url, None)
         assert attach.stop(attached).is_clean
         running.check()

@@ -80,7 +80,7 @@ def test_a_stop_token_that_is_the_last_allowed_token_is_a_stop() -> None:
 def test_nothing_follows_the_end_of_text() -> None:
     sequence = sequence_of()
     sequence.start_from_prefill(10)
-    assert sequence.end_verify_step([11, EOS, 12], num_draft_tokens=7) == 2
+    assert sequence.end_verify_step([11, EOS, 12, 13], num_draft_tokens=7) == 2
     assert output_of(sequence) == [10, 11, EOS]
     assert sequence.num_cached == len(sequence.tokens)
 

@@ -45,7 +45,7 @@ def test_writes_files_and_prints(prompts_file: Path, tmp_path: Path) -> None:
     assert (summary["completed"], summary["total_output_tokens"], summary["num_failed_requests"]) == (4, 32, 0)
     assert summary["dataset"]["sha256"]
     assert summary["load"]["max_tokens"] == 8
-    for word in ("ttft_ms", "tpot_ms", "acceptance length (bonus counted)", "output tok/s"):
+    for word in ("ttft_ms", "tpot_ms", "acceptance length (bonus counted)", "drafts accepted per step", "output tok/s"):
         assert word in given.stdout
 
 

@@ -110,7 +110,7 @@ def test_verdict_of_one_workload_class_says_so(classes: list[str], scope: str | 
     names = [classes[i % len(classes)] for i in range(6)]
     a = Arm(name="a", label="a", blocks=[[request(f"p{i}", 100 + i, class_=c) for i, c in enumerate(names)]])
     b = Arm(name="b", label="b", blocks=[[request(f"p{i}", 50 + i, class_=c) for i, c in enumerate(names)]])
-    result = compare_arms(a, b)
+    result = compare_arms(a, b, drift_limit=None)
     assert result.main.scope == scope
     assert ("for this class only" in result.main.sentence) == (scope is not None)
     assert sorted(result.main.class_ratios) == sorted(classes)
@@ -171,6 +171,19 @@ def test_plain_arm_has_no_acceptance_and_no_note_of_it() -> None:
 def test_no_common_prompt_is_withheld() -> None:
     b = Arm(name="b", label="", blocks=[[request("other", 10.0)]])
     assert compare_arms(arm("a", [[10.0]]), b).main.verdict == "withheld"
+
+
+def test_one_block_shows_no_drift_and_so_no_speedup() -> None:
+    a, b = arm("a", STEADY[:1]), arm("b", [[ms / 2 for ms in STEADY[0]]])
+    assert compare_arms(a, b).main.speedup is None
+    assert "one block shows no drift" in compare_arms(a, b).main.sentence
+    assert compare_arms(a, b, drift_limit=None).main.verdict == "faster"
+
+
+def test_single_prompt_gives_no_interval_and_so_no_verdict() -> None:
+    pair = compare_arms(arm("a", [[10.0]]), arm("b", [[5.0]])).main
+    assert (pair.verdict, pair.ratio, pair.speedup) == ("withheld", None, None)
+    assert "fewer than 2 prompts" in pair.sentence
 
 
 def test_arms_need_the_same_number_of_blocks() -> None:

@@ -64,12 +64,12 @@ def test_gap_of_a_chunk_with_several_tokens_is_flagged() -> None:
 
 
 def test_drafts_that_contribute_nothing_are_warned_of_in_the_summary() -> None:
-    summary = summarise([reply(0, num_accepted=0, accepted_histogram=[2])])
+    summary = summarise([reply(0, num_accepted=0, accepted_histogram=[2], num_cut=None)])
     assert any("draft contributes nothing" in text for text in summary["warnings"])
 
 
 def test_acceptance_by_context_stands_in_the_summary() -> None:
-    far = reply(1, prompt_tokens=9000, num_accepted=2, accepted_histogram=[1, 0, 1])
+    far = reply(1, prompt_tokens=9000, num_accepted=2, accepted_histogram=[1, 0, 1], num_cut=None)
     summary = summarise([reply(0), far])
     assert summary["acceptance_by_context"]["8K to 32K prompt tokens"] == {"acceptance_length": 2.0, "num_requests": 1}
     assert any("the drafter may not reach that far" in text for text in summary["warnings"])
@@ -144,3 +144,16 @@ def test_what_the_server_told_wrong_is_counted() -> None:
 @pytest.mark.parametrize(("given", "expected"), [("p1", "p1"), ("p1#2", "p1"), ("c#", "c#"), ("#1", "")])
 def test_repeats_belong_to_their_prompt(given: str, expected: str) -> None:
     assert prompt_of(reply(0, prompt_id=given)) == expected
+
+
+def test_warm_ups_that_failed_are_told() -> None:
+    assert any("2 warm-up requests failed" in text for text in summarise([reply(0)], num_failed_warmups=2)["warnings"])
+    assert not any("warm-up" in text for text in summarise([reply(0)], num_failed_warmups=0)["warnings"])
+
+
+def test_counters_by_position_give_the_depth_survival() -> None:
+    blind = reply(0, num_verify_steps=None, num_accepted=None, num_draft_tokens=None, num_cut=None, accepted_histogram=None)
+    counters = {"num_verify_steps": 10.0, "num_accepted": 12.0, "num_draft_tokens": 40.0}
+    summary = summarise([blind], counters=counters, accepted_per_position={0: 8.0, 1: 4.0, 2: 0.0})
+    assert summary["depth_survival"] == [0.8, 0.4]
+    assert 1 + sum(summary["depth_survival"]) == pytest.approx(summary["acceptance_length"])

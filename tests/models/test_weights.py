@@ -50,6 +50,14 @@ def test_round_trip_is_exact(pair: Path) -> None:
             assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize(("dtype", "is_transposed"), [(torch.float32, True), (torch.bfloat16, False)], ids=str)
+def test_matrices_lie_in_memory_as_the_cpu_multiplies_fastest(pair: Path, dtype: torch.dtype, is_transposed: bool) -> None:
+    for model in (load_target(pair / "target", dtype=dtype), load_drafter(pair / "drafter", dtype=dtype)):
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                assert (parameter.t() if is_transposed else parameter).is_contiguous(), name
+
+
 def test_names_and_files_are_the_field_s(pair: Path) -> None:
     names = stored_names(pair / "target")
     assert {"model.embed_tokens.weight", "lm_head.weight", "model.layers.2.self_attn.k_proj.weight"} <= names

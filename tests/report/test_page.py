@@ -129,3 +129,9 @@ async def test_view_serves_the_page_and_nothing_beyond(folder: Path) -> None:
         assert (await client.get("/%2e%2e/outside.txt")).status == 404
         assert (await client.get("/none")).status == 404
         assert (await client.get("/refresh")).status == 200
+
+
+def test_headline_says_where_no_setting_meets_the_constraints() -> None:
+    over = trial(0, TreeSetting(node_budget=31), 900.0, 9.0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.2})
+    text = headline(StudyResults(folder=Path("study"), trials=[over]))
+    assert text.startswith("No setting meets the constraints. Without them the fastest: tree")

@@ -42,6 +42,28 @@ def test_failed_gate_is_left_out_of_the_front() -> None:
     assert data.num_left_out == 1
 
 
+def test_front_is_within_the_constraints() -> None:
+    over = trial(0, TreeSetting(node_budget=31), 900.0, 9.0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.2})
+    data = pareto.data(study_of([over, trial(1, TreeSetting(node_budget=7), 100.0, 2.0)]))
+    assert [point.output_tok_s for point in data.front] == [100.0]
+    assert len(data.points) == 2
+
+
+def test_linear_study_has_a_history_and_knobs() -> None:
+    study = study_of([trial(i, TreeSetting(mode="linear", depth=2 + i), 100.0 + i, 2.0) for i in range(10)])
+    history = progress.data(study)
+    assert [value for _, value in history.best] == [100.0 + i for i in range(10)]
+    assert list(history.levels) == []
+    assert importance.data(study).num_trials == 10
+
+
+def test_best_so_far_meets_the_constraints() -> None:
+    limits = ({"a": -0.1}, {"a": 0.2}, {"a": 0.0})
+    trials = [trial(i, TreeSetting(node_budget=3 + i), 100.0 * (i + 1), 2.0, constraints=limit) for i, limit in enumerate(limits)]
+    assert [value for _, value in progress.data(study_of(trials)).best] == [100.0, 100.0, 300.0]
+    assert progress.data(study_of(trials[1:2])).best == []
+
+
 def test_ties_stay_on_the_front_together() -> None:
     data = pareto.data(study_of([trial(i, TreeSetting(node_budget=3 + i), 100.0, 2.0) for i in range(3)]))
     assert len(data.front) == 3

@@ -14,7 +14,7 @@ def asked_of(**knobs):
 def record(number, tok_s=100.0, acceptance=2.0, *, asked=None, constraints=None, gate=None, **more):
     asked = asked or asked_of(node_budget=number + 1)
     gates = () if gate is None else (GateResult(name="losslessness", passed=gate),)
-    metrics = {"output_tok_s": tok_s, "acceptance_length": acceptance, "ms_per_token": 1.0}
+    metrics = {"output_tok_s": tok_s, "acceptance_length": acceptance, "ms_per_token": 8000.0 / tok_s}
     return TrialRecord(
         number=number,
         state="complete",

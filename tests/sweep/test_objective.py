@@ -8,8 +8,9 @@ import pytest
 from records import asked_of, failed, record
 
 from ddtree_bench.config import StudySpec, TreeSetting
-from ddtree_bench.sweep.objective import Reference, best_trial, is_feasible, objective_values, pareto_front
+from ddtree_bench.sweep.objective import Reference, best_trial, objective_values, pareto_front
 from ddtree_bench.sweep.results import trials_csv
+from ddtree_bench.sweep.show import outcome
 
 BOTH = ("output_tok_s", "acceptance_length")
 
@@ -51,14 +52,21 @@ def test_what_failed_or_violates_is_never_shown_as_a_result():
         record(1, 900, 9, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.1}),
         record(2, 900, 9, gate=False),
     ]
-    assert not any(is_feasible(r) for r in bad)
+    assert not any(r.is_feasible for r in bad)
     assert numbers(pareto_front([*bad, record(3)], BOTH)) == [3]
     assert best_trial(bad) is None
 
 
 def test_constraint_met_exactly_is_feasible_and_an_unchecked_gate_is_no_failure():
-    assert is_feasible(record(0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.0}))
-    assert is_feasible(record(0, gate=None))
+    assert record(0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.0}).is_feasible
+    assert record(0, gate=None).is_feasible
+
+
+def test_best_is_by_ms_per_token_where_the_rate_says_otherwise():
+    """In an open loop every setting gives the rate that arrives; its time per token still differs."""
+    slow, fast = record(0, 100.0), record(1, 99.9)
+    slow.metrics["ms_per_token"], fast.metrics["ms_per_token"] = 20.0, 10.0
+    assert best_trial([slow, fast]).number == 1
 
 
 def test_best_of_a_mode():
@@ -98,6 +106,10 @@ def test_verify_width_counts_the_root_in_every_convention():
     assert TreeSetting(node_budget=63).verify_width == 64
     assert TreeSetting(mode="linear", block_size=16).verify_width == 16
     assert TreeSetting(mode="plain").verify_width == 1
+
+
+def test_a_printed_acceptance_is_named_length_because_without_the_bonus_it_differs_by_one():
+    assert outcome(record(0, 100.0, 2.0)).endswith("100.0 tok/s, acceptance length 2.00")
 
 
 def test_trials_csv_names_the_verify_width_beside_the_budget():

@@ -20,6 +20,7 @@ from ddtree_bench.errors import DdtreeError, MissingPackageError, ServerError
 from ddtree_bench.records import Failure, TrialRecord, read_baseline, read_trials, write_json
 from ddtree_bench.sweep import run as run_module
 from ddtree_bench.sweep.run import Observer, run_sweep
+from ddtree_bench.trial.plain import gate_prompts, plain_key, write_plain
 from ddtree_bench.trial.run import constraints_of
 
 FAST = ("--ms-per-round", "1", "--first-token-ms", "1")
@@ -52,6 +53,7 @@ class FakeExecutor:
     def poll(self):
         job, failure = self.job, self.failure_of(self.job.setting)
         metrics = {"output_tok_s": 100.0 + job.setting.node_budget, "acceptance_length": 2.0, **self.metrics_of(job.setting)}
+        metrics["ms_per_token"] = 1000.0 / metrics["output_tok_s"]
         record = TrialRecord(
             number=job.number,
             state="failed" if failure else "complete",
@@ -65,7 +67,7 @@ class FakeExecutor:
             timings_s={"total": 2.0},
         )
         write_json(job.workdir / "trial.json", record.to_dict())
-        write_json(job.plain_path, {})
+        write_plain(job.plain_path, plain_key(job.spec, gate_prompts(job.spec)), ())
         return [(job, record)]
 
     def cancel(self):
@@ -116,11 +118,13 @@ def test_results_folder_holds_everything_and_nothing_is_left_running(go_mock, tm
     assert TreeSetting(**best["best"]).canonical().label() == result.best.label
     assert best["linear"]["mode"] == "linear"
     assert best["measured"]["plain"]["output_tok_s"] == read_baseline(folder).metrics["output_tok_s"]
-    assert result.best.metrics["output_tok_s"] == max(float(row["output_tok_s"]) for row in rows)
+    assert result.best.metrics["ms_per_token"] == min(float(row["ms_per_token"]) for row in rows)
+    assert "torch" in best["provenance"]["versions"]
     assert SweepSpec.from_toml(folder / "study.toml").study.trials == 3
     script = (folder / "best.sh").read_text()
     assert os.access(folder / "best.sh", os.X_OK)
     assert "exec ddtree-bench serve" in script
+    assert f"machine {best['provenance']['machine']}, {best['provenance']['when_utc']}" in script
     assert sys.executable not in "".join(p.read_text() for p in folder.glob("trial-*/trial.json")) + script
     assert result.ledger["num_launches"] == 4
 

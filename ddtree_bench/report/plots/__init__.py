@@ -26,8 +26,8 @@ PLOTS = (
         "pareto",
         None,
         "Acceptance against speed",
-        "Every setting whose gates passed. The front holds the settings that no other beats in both; plain decoding and the "
-        "best linear setting are marked.",
+        "Every setting that failed no gate. The front holds the settings within the constraints that no other such setting beats "
+        "in both; plain decoding and the best linear setting are marked.",
     ),
     Plot(
         "tok_s_by_budget",

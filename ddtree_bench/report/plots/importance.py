@@ -9,7 +9,7 @@ from typing import Any
 from ddtree_bench.config import SPACE_KEYS
 from ddtree_bench.errors import MissingPackageError
 from ddtree_bench.report.plots import style
-from ddtree_bench.report.study import StudyResults, counts, mode_of
+from ddtree_bench.report.study import StudyResults, mode_of, searched_mode
 
 MIN_TRIALS = 10
 
@@ -26,11 +26,11 @@ class ImportanceData:
 
 def data(study: StudyResults) -> ImportanceData:
     """Return the shares, or the sentence why there are none."""
-    objective = study.objectives[0]
+    objective, searched = study.objectives[0], searched_mode(study.trials)
     rows = [
         (t.effective, float(t.metrics[objective]))
         for t in study.trials
-        if counts(t) and mode_of(t) == "tree" and t.metrics.get(objective) is not None
+        if t.counts and mode_of(t) == searched and t.metrics.get(objective) is not None
     ]
     knobs = [key for key in SPACE_KEYS if len({row.get(key) for row, _ in rows}) > 1]
     message = None

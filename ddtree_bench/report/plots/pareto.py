@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_bench.report.plots import style
-from ddtree_bench.report.study import Setting, StudyResults, best_of, counts
+from ddtree_bench.report.study import Setting, StudyResults, best_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,9 @@ class ParetoData:
 def data(study: StudyResults) -> ParetoData:
     """Return what is drawn; trials that failed or failed a gate are left out and counted."""
     settings = study.settings
-    left_out = sum(not counts(trial) for trial in study.trials)
+    left_out = sum(not trial.counts for trial in study.trials)
     placed = [(s, x, s.output_tok_s) for s in settings if (x := _acceptance(s)) is not None and s.output_tok_s is not None]
+    allowed = [(x, y) for s, x, y in placed if s.is_within_constraints]
     best = {mode: best_of(settings, mode) for mode in ("plain", "linear", "tree")}
     points = [
         Point(
@@ -46,7 +47,7 @@ def data(study: StudyResults) -> ParetoData:
             mode=s.mode,
             acceptance_length=x,
             output_tok_s=y,
-            is_front=not any(_beats((x2, y2), (x, y)) for _, x2, y2 in placed),
+            is_front=s.is_within_constraints and not any(_beats(other, (x, y)) for other in allowed),
             is_best=s is best[s.mode],
             verify_width=(s.knobs.get("node_budget") or 0) + 1 if s.mode == "tree" else None,
         )

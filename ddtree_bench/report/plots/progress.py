@@ -1,4 +1,4 @@
-"""The first objective trial by trial and the best until then; trials that do not count are ticks at the foot."""
+"""The first objective trial by trial and the best within the constraints until then; trials that do not count are ticks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_bench.report.plots import style
-from ddtree_bench.report.study import StudyResults, best_of, counts, mode_of
+from ddtree_bench.report.study import StudyResults, best_of, mode_of, searched_mode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +23,26 @@ class ProgressData:
 
 
 def data(study: StudyResults) -> ProgressData:
-    """Return the history of the tree trials (both objectives are better when higher)."""
-    objective = study.objectives[0]
-    values = [
-        (t.number, float(t.metrics[objective]))
-        for t in study.trials
-        if counts(t) and mode_of(t) == "tree" and t.metrics.get(objective) is not None
-    ]
+    """Return the history of the trials of the mode that was searched (both objectives are better when higher)."""
+    objective, searched = study.objectives[0], searched_mode(study.trials)
+    shown = [t for t in study.trials if t.counts and mode_of(t) == searched and t.metrics.get(objective) is not None]
+    values = [(t.number, float(t.metrics[objective])) for t in shown]
     best: list[tuple[int, float]] = []
-    for number, value in values:
-        best.append((number, max(value, best[-1][1]) if best else value))
+    top: float | None = None
+    for trial, (number, value) in zip(shown, values, strict=True):
+        if trial.is_feasible:
+            top = value if top is None else max(top, value)
+        if top is not None:
+            best.append((number, top))
     settings = study.settings
     levels = {}
-    for mode in ("plain", "linear"):
+    for mode in ("plain", "linear") if searched == "tree" else ("plain",):
         found = best_of(settings, mode)
         level = None if found is None else getattr(found, objective)
         if level is not None and not (mode == "plain" and objective == "acceptance_length"):
             levels[mode] = float(level)
-    message = None if values else "No tree trial has been completed yet."
-    failed = [t.number for t in study.trials if not counts(t)]
+    message = None if values else f"No {searched} trial has been completed yet."
+    failed = [t.number for t in study.trials if not t.counts]
     return ProgressData(objective=objective, values=values, best=best, failed=failed, levels=levels, message=message)
 
 
@@ -51,7 +52,7 @@ def draw(data: ProgressData, axes: Any) -> None:
 
     axes.scatter([n for n, _ in data.values], [v for _, v in data.values], s=34, color=style.TREE, alpha=0.4, lw=0, label="trial")
     last = max([n for n, _ in data.values] + list(data.failed))
-    steps = [*data.best, (last, data.best[-1][1])]
+    steps = [*data.best, *((last, value) for _, value in data.best[-1:])]
     axes.step([n for n, _ in steps], [v for _, v in steps], where="post", color=style.FRONT, linewidth=2, label="best so far")
     for mode, value in data.levels.items():
         style.level(axes, value, "plain" if mode == "plain" else "best linear", style.COLOURS[mode])

@@ -81,7 +81,7 @@ def test_help_brings_in_click_and_nothing_of_weight() -> None:
     assert loaded.isdisjoint({*BLOCKED, "numpy", "aiohttp"})
 
 
-@pytest.mark.parametrize("command", ["serve", "load", "sweep", "compare", "report", "view", "doctor", "mock"])
+@pytest.mark.parametrize("command", ["serve", "load", "sweep", "compare", "kernels", "report", "view", "doctor", "mock"])
 def test_help_of_a_command_needs_no_optional_package(command: str) -> None:
     out = run(BLOCK + f"from ddtree_bench.cli import root\nroot.main([{command!r}, '--help'], standalone_mode=False)\n")
     assert "Usage" in out

@@ -18,6 +18,7 @@ COMMANDS = {
     "load": "Send a load to a server and record every request.",
     "sweep": "Search the tree settings; every trial launches a server.",
     "compare": "Compare two settings with interleaved blocks and an interval.",
+    "kernels": "Check every kernel on this machine's GPU, then time it.",
     "report": "Draw the plots and the page of a study's results.",
     "view": "Serve a study's report on a local port.",
     "doctor": "Tell what this machine has and what would stop a run.",

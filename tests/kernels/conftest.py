@@ -1,7 +1,17 @@
-"""Oracles that several operations' tests share."""
+"""Oracles that several operations' tests share, and where their kernels run.
+
+Without a GPU the kernels run through Triton's interpreter, which must be asked for before triton is imported the first
+time: nothing of the package imports triton before a kernel is used, and this file is read before any test runs.
+"""
+
+import os
+import sys
 
 import pytest
 import torch
+
+if not torch.cuda.is_available() and "triton" not in sys.modules:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def dense_attention(q_HE, k_CGE, v_CGE, scale, *, dtype):
@@ -39,3 +49,14 @@ def read_rows():
 @pytest.fixture
 def assert_float_error():
     return check_float_error
+
+
+@pytest.fixture(scope="session")
+def kernel_device():
+    """Name the device that Triton kernels run on: the GPU, or the CPU through the interpreter."""
+    if torch.cuda.is_available():
+        return "cuda"
+    assert os.environ.get("TRITON_INTERPRET") == "1", (
+        "triton was imported before tests/kernels/conftest.py asked for its interpreter"
+    )
+    return "cpu"

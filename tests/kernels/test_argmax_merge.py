@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddtree_bench.kernels.argmax_merge import local_argmax, merge_argmax
+from ddtree_bench.kernels.argmax_merge import local_argmax, merge_argmax, reference
 from ddtree_bench.kernels.argmax_merge.cases import TEST_CASES
 
 INF = float("inf")
@@ -51,3 +51,36 @@ def test_refusals():
         merge_argmax(torch.zeros(2, 1), torch.zeros(2, 1).int())
     with pytest.raises(ValueError, match=r"token_WR must have shape \(2, 1\), got \(1, 1\)"):
         merge_argmax(torch.zeros(2, 1), torch.zeros(1, 1).long())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("block", [64, 4096])
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_kernel(case, block, dtype, kernel_device):
+    from ddtree_bench.kernels.argmax_merge import triton_kernel
+
+    scores_RV = case.make_scores(seed=32, dtype=dtype, device=kernel_device)
+    value_R, token_R = triton_kernel.local_argmax(scores_RV, 77, block=block)
+    expected_value_R, expected_token_R = reference.local_argmax(scores_RV, 77)
+    assert (value_R.dtype, token_R.dtype) == (torch.float32, torch.int64)
+    assert (value_R.tolist(), token_R.tolist()) == (expected_value_R.tolist(), expected_token_R.tolist())
+
+
+def test_kernel_never_chooses_nan_or_minus_infinity(kernel_device):
+    from ddtree_bench.kernels.argmax_merge import triton_kernel
+
+    rows = [[NAN, -INF, -4.0, NAN, -4.0], [NAN, -INF, NAN, -INF, NAN], [-0.0, 0.0, -1.0, NAN, 0.0], [1.0, INF, INF, NAN, 2.0]]
+    scores_RV = torch.tensor(rows, device=kernel_device)
+    value_R, token_R = triton_kernel.local_argmax(scores_RV[:, ::1], 10)
+    assert value_R.tolist() == [-4.0, -INF, 0.0, INF]
+    assert token_R.tolist() == [12, -1, 10, 11]
+
+
+def test_kernel_merges_ranks(kernel_device):
+    from ddtree_bench.kernels.argmax_merge import triton_kernel
+
+    values = [[1.0, NAN, -INF, 2.0, NAN], [3.0, 0.5, -INF, 2.0, NAN], [3.0, NAN, NAN, 1.0, NAN]]
+    tokens = [[0, -1, -1, 8, 3], [20, 12, -1, 5, 2], [10, -1, -1, 3, 1]]
+    value_WR, token_WR = torch.tensor(values, device=kernel_device), torch.tensor(tokens, device=kernel_device)
+    assert triton_kernel.merge_argmax(value_WR, token_WR).tolist() == [10, 12, -1, 5, -1]
+    assert reference.merge_argmax(value_WR, token_WR).tolist() == [10, 12, -1, 5, -1]

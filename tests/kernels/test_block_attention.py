@@ -60,3 +60,47 @@ def test_refusals(name, change, error, message):
     inputs = TEST_CASES[1].make_inputs(seed=73)
     with pytest.raises(error, match=message):
         block_attention(**inputs | {name: change(inputs[name])})
+
+
+# The interpreter multiplies bfloat16 as integers, so without a GPU float16 stands for the 16-bit types.
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+# Small blocks, and splits of one block, let short windows reach every branch of the kernel.
+TRITON_CONFIGS = {
+    "float32": (torch.float32, {}),
+    "half": (HALF, {}),
+    "half-tail-one-split": (HALF, {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 1}),
+    "half-three-splits": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 3}),
+}
+
+
+def run_triton(inputs, device, **options):
+    """Run the Triton implementation on a device, the tile sizes given or chosen, and return the output on the CPU."""
+    from ddtree_bench.kernels.block_attention import triton_kernel
+    from ddtree_bench.kernels.paged_triton import AttentionConfig
+
+    num_splits = options.pop("num_splits", None)
+    config = AttentionConfig(min_blocks=1, **options) if options else None
+    placed = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    return triton_kernel.block_attention(**placed, config=config, num_splits=num_splits).cpu()
+
+
+@pytest.mark.parametrize(("dtype", "options"), TRITON_CONFIGS.values(), ids=TRITON_CONFIGS)
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_triton_against_float64(case, dtype, options, kernel_device, attention_oracle, read_rows, assert_float_error):
+    inputs = case.make_inputs(seed=91, dtype=dtype)
+    out_THE = run_triton(inputs, kernel_device, **options)
+    assert out_THE.dtype == dtype
+    oracle_THE = by_query(inputs, attention_oracle, read_rows, torch.float64)
+    assert_float_error(out_THE, by_query(inputs, attention_oracle, read_rows, dtype), oracle_THE)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_triton_clears_rows_beyond_the_last_sequence(num_splits, kernel_device):
+    inputs = TEST_CASES[2].make_inputs(seed=92)
+    out_THE = run_triton(inputs, kernel_device, block_m=16, block_n=16, num_splits=num_splits)
+    longer = {
+        name: torch.cat([inputs[name], torch.full_like(inputs[name][:2], torch.nan)]) for name in ("q_THE", "k_TGE", "v_TGE")
+    }
+    longer_out_THE = run_triton(inputs | longer, kernel_device, block_m=16, block_n=16, num_splits=num_splits)
+    assert torch.equal(longer_out_THE[:-2], out_THE)
+    assert (longer_out_THE[-2:] == 0).all()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddtree_bench.kernels.commit_kv import commit_kv
+from ddtree_bench.kernels.commit_kv import commit_kv, reference
 from ddtree_bench.kernels.commit_kv.cases import TEST_CASES
 
 CACHES = ("k_caches_LPSGE", "v_caches_LPSGE")
@@ -79,3 +79,53 @@ def test_refusals(name, change, error, message):
     inputs = TEST_CASES[1].make_inputs(seed=94)
     with pytest.raises(error, match=message):
         commit_kv(**inputs | {name: change(inputs[name])})
+
+
+def assert_kernel_equals_reference(inputs, **options):
+    from ddtree_bench.kernels.commit_kv import triton_kernel
+
+    expected = inputs | {name: [cache_PSGE.clone() for cache_PSGE in inputs[name]] for name in CACHES}
+    reference.commit_kv(**expected)
+    triton_kernel.commit_kv(**inputs, **options)
+    for name in CACHES:
+        for found_PSGE, expected_PSGE in zip(inputs[name], expected[name], strict=True):
+            torch.testing.assert_close(found_PSGE, expected_PSGE, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"block": 16}, {"max_tile": 8}], ids=["one-launch", "narrow", "two-launches"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_kernel(case, dtype, options, kernel_device):
+    assert_kernel_equals_reference(case.make_inputs(seed=95, dtype=dtype, device=kernel_device), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_tile": 8}], ids=["one-launch", "two-launches"])
+@pytest.mark.parametrize("order", ["down", "cycle", "skipped"])
+def test_kernel_with_overlap_in_any_order(order, options, kernel_device):
+    inputs = TEST_CASES[2].make_inputs(seed=96, device=kernel_device)
+    sources = {"down": [1, 2, 3, 4], "cycle": [4, 3, 2, 5], "skipped": [1, -1, 3, 2]}[order]
+    destinations = {"down": [2, 3, 4, 5], "cycle": [2, 4, 3, 5], "skipped": [2, 0, -1, 3]}[order]
+    slots = {"source_slots_M": sources, "destination_slots_M": destinations}
+    inputs |= {name: torch.tensor(values, device=kernel_device) for name, values in slots.items()}
+    assert_kernel_equals_reference(inputs, **options)
+
+
+@pytest.mark.parametrize("layout", ["separate", "stacked", "one-pool", "pages-apart", "heads-first"])
+def test_kernel_in_any_layout_of_the_caches(layout, kernel_device):
+    inputs = TEST_CASES[1].make_inputs(seed=97, device=kernel_device)
+    stacks = {name: torch.stack(inputs[name]) for name in CACHES}
+    if layout == "separate":
+        stacks = {name: [cache_PSGE.clone() for cache_PSGE in stack] for name, stack in stacks.items()}
+    elif layout == "one-pool":
+        stacks = dict(zip(CACHES, torch.stack(list(stacks.values()), dim=1).unbind(1), strict=True))
+    elif layout == "pages-apart":
+        stacks = {name: torch.cat([stack, stack], dim=2)[:, :, : stack.shape[2]] for name, stack in stacks.items()}
+    elif layout == "heads-first":
+        stacks = {name: stack.transpose(2, 3).contiguous().transpose(2, 3) for name, stack in stacks.items()}
+    assert_kernel_equals_reference(inputs | stacks)
+
+
+def test_kernel_without_rows(kernel_device):
+    inputs = TEST_CASES[1].make_inputs(seed=98, device=kernel_device)
+    empty = {name: inputs[name][:0] for name in ("source_slots_M", "destination_slots_M")}
+    assert_kernel_equals_reference(inputs | empty)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddtree_bench.kernels.topk_logprobs import merge_topk_partials, topk_logprobs, topk_partials
+from ddtree_bench.kernels.topk_logprobs import merge_topk_partials, reference, topk_logprobs, topk_partials
 from ddtree_bench.kernels.topk_logprobs.cases import TEST_CASES
 
 IDS = [case.name for case in TEST_CASES]
@@ -119,3 +119,87 @@ def test_no_rows():
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def assert_kernel_equals_reference(logits_RV, k, temperature, assert_float_error, **options):
+    """Tokens and raw logits exactly, the log-sum-exp against float64."""
+    from ddtree_bench.kernels.topk_logprobs import triton_kernel
+
+    config = triton_kernel.TopkConfig(**options)
+    found = triton_kernel.topk_partials(logits_RV, k, vocab_offset=30, temperature=temperature, config=config)
+    expected = reference.topk_partials(logits_RV, k, vocab_offset=30, temperature=temperature)
+    assert found.tokens_RK.tolist() == expected.tokens_RK.tolist()
+    assert found.logits_RK.tolist() == expected.logits_RK.tolist()
+    is_known_R = expected.lse_R.isfinite()
+    assert found.lse_R[~is_known_R].tolist() == expected.lse_R[~is_known_R].tolist()
+    oracle_R = torch.logsumexp(logits_RV.double().nan_to_num(nan=-INF, posinf=INF, neginf=-INF) / temperature, dim=1)
+    if is_known_R.any():
+        assert_float_error(found.lse_R[is_known_R], expected.lse_R[is_known_R], oracle_R[is_known_R])
+
+    logprobs_RK, tokens_RK = triton_kernel.topk_logprobs(logits_RV, k, temperature=temperature, config=config)
+    assert (tokens_RK + 30 * (tokens_RK >= 0)).tolist() == expected.tokens_RK.tolist()
+    assert not (logprobs_RK > 0).any()
+    assert not (logprobs_RK[:, 1:] > logprobs_RK[:, :-1]).any()
+    assert torch.equal(logprobs_RK == -INF, tokens_RK < 0)
+
+
+@pytest.mark.parametrize("case", TEST_CASES[:-1], ids=IDS[:-1])
+def test_kernel(case, kernel_device, assert_float_error):
+    logits_RV = case.make_logits(seed=23, dtype=torch.bfloat16, device=kernel_device)
+    assert_kernel_equals_reference(logits_RV, case.k, 0.6, assert_float_error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize("case", [TEST_CASES[1], TEST_CASES[3]], ids=["k-beyond-vocab", "ties"])
+def test_kernel_of_wider_keys(case, dtype, kernel_device, assert_float_error):
+    logits_RV = case.make_logits(seed=23, dtype=dtype, device=kernel_device)
+    assert_kernel_equals_reference(logits_RV, case.k, 0.6, assert_float_error)
+
+
+def test_kernel_over_several_tiles(kernel_device, assert_float_error):
+    """Tiles of 256 ids, k at its most, all of the best in one group, and then ties over the whole row."""
+    logits_RV = TEST_CASES[-1].make_logits(seed=24, device=kernel_device)[:2]
+    logits_RV[0, 4100:4164] += 50
+    logits_RV[1] = logits_RV[1].round()
+    assert_kernel_equals_reference(logits_RV, 64, 1.0, assert_float_error, tile=512, num_stages=2)
+    assert_kernel_equals_reference(logits_RV.bfloat16(), 64, 1.0, assert_float_error)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter computes with numpy, which warns of NaN
+def test_kernel_ignores_nan_and_minus_infinity(kernel_device, assert_float_error):
+    logits_RV = torch.randn(5, 700, generator=torch.Generator().manual_seed(25))
+    logits_RV[0, ::3] = NAN
+    logits_RV[1, 1:] = -INF
+    logits_RV[2] = NAN
+    logits_RV[3] = -INF
+    logits_RV[4, 40:] = torch.where(torch.arange(660) % 2 == 0, NAN, -INF)
+    for dtype in (torch.float32, torch.bfloat16):
+        assert_kernel_equals_reference(logits_RV.to(kernel_device, dtype), 50, 0.7, assert_float_error)
+
+
+def test_kernel_reads_rows_that_are_not_contiguous(kernel_device, assert_float_error):
+    """As a slice of a padded vocabulary; what lies beside it is NaN."""
+    padded = torch.full((3, 330), NAN, device=kernel_device)
+    padded[:, :301] = torch.randn(3, 301, generator=torch.Generator().manual_seed(26)).to(kernel_device)
+    assert_kernel_equals_reference(padded[:, :301], 7, 1.0, assert_float_error)
+    assert_kernel_equals_reference(padded[:, :301].t().contiguous().t(), 7, 1.0, assert_float_error)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("case", [TEST_CASES[1], TEST_CASES[3]], ids=["k-beyond-vocab", "ties"])
+def test_kernel_merges_ranks(case, num_ranks, kernel_device):
+    from ddtree_bench.kernels.topk_logprobs import triton_kernel
+
+    logits_RV = case.make_logits(seed=27, device=kernel_device)
+    logits_RV[0, 0] = NAN
+    width = -(-logits_RV.shape[1] // num_ranks)
+    parts = [
+        reference.topk_partials(shard_RV, case.k, vocab_offset=rank * width, temperature=0.6)
+        for rank, shard_RV in enumerate(logits_RV.split(width, dim=1))
+    ]
+    gathered = [torch.stack([getattr(part, name) for part in parts]) for name in ("logits_RK", "tokens_RK", "lse_R")]
+    logprobs_RK, tokens_RK = triton_kernel.merge_topk_partials(*gathered, case.k, temperature=0.6)
+    expected_logprobs_RK, expected_tokens_RK = reference.merge_topk_partials(*gathered, case.k, temperature=0.6)
+    assert tokens_RK.tolist() == expected_tokens_RK.tolist()
+    torch.testing.assert_close(logprobs_RK, expected_logprobs_RK, rtol=1e-6, atol=2e-6)
+    assert (logprobs_RK <= 0).all()

@@ -109,3 +109,103 @@ def test_refusals(name, change, error, message):
     inputs = TEST_CASES[2].make_inputs(seed=66)
     with pytest.raises(error, match=message):
         tree_attention(**inputs | {name: change(inputs[name])})
+
+
+# The interpreter multiplies bfloat16 as integers, so without a GPU float16 stands for the 16-bit types.
+HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+# Small blocks, and splits of one block, let short windows reach every branch of the kernel.
+TRITON_CONFIGS = {
+    "float32": (torch.float32, {}),
+    "half": (HALF, {}),
+    "half-tail-one-split": (HALF, {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 1}),
+    "half-three-splits": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 3}),
+}
+
+
+def run_triton(inputs, device, **options):
+    """Run the Triton implementation on a device, the tile sizes given or chosen, and return the output on the CPU."""
+    from ddtree_bench.kernels.paged_triton import AttentionConfig
+    from ddtree_bench.kernels.tree_attention import triton_kernel
+
+    num_splits = options.pop("num_splits", None)
+    config = AttentionConfig(min_blocks=1, **options) if options else None
+    placed = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+    return triton_kernel.tree_attention(**placed, config=config, num_splits=num_splits).cpu()
+
+
+@pytest.mark.parametrize(("dtype", "options"), TRITON_CONFIGS.values(), ids=TRITON_CONFIGS)
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_triton_against_float64(case, dtype, options, kernel_device, attention_oracle, read_rows, assert_float_error):
+    inputs = case.make_inputs(seed=81, dtype=dtype)
+    out_THE = run_triton(inputs, kernel_device, **options)
+    assert out_THE.dtype == dtype
+    oracle_THE = by_query(inputs, attention_oracle, read_rows, torch.float64)
+    assert_float_error(out_THE, by_query(inputs, attention_oracle, read_rows, dtype), oracle_THE)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_triton_clears_rows_beyond_the_last_sequence(num_splits, kernel_device):
+    inputs = TEST_CASES[3].make_inputs(seed=82)
+    out_THE = run_triton(inputs, kernel_device, block_m=16, block_n=16, num_splits=num_splits)
+    longer_THE = torch.cat([inputs["q_THE"], torch.full_like(inputs["q_THE"][:5], torch.nan)])
+    longer_out_THE = run_triton(inputs | {"q_THE": longer_THE}, kernel_device, block_m=16, block_n=16, num_splits=num_splits)
+    assert torch.equal(longer_out_THE[:-5], out_THE)
+    assert (longer_out_THE[-5:] == 0).all()
+
+
+def test_triton_with_given_splits_does_not_depend_on_the_batch(kernel_device):
+    inputs = TEST_CASES[2].make_inputs(seed=83)
+    options = {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 2}
+    out_THE = run_triton(inputs, kernel_device, **options)
+    starts = inputs["query_starts_B1"].tolist()
+    for row in range(len(starts) - 1):
+        start, end = starts[row], starts[row + 1]
+        alone = inputs | {
+            "q_THE": inputs["q_THE"][start:end],
+            "page_table_BP": inputs["page_table_BP"][row : row + 1],
+            "prefix_lengths_B": inputs["prefix_lengths_B"][row : row + 1],
+            "query_starts_B1": torch.tensor([0, end - start], dtype=torch.int32),
+        }
+        if inputs["visibility_BNN"] is not None:
+            alone["visibility_BNN"] = inputs["visibility_BNN"][row : row + 1]
+        assert torch.equal(run_triton(alone, kernel_device, **options), out_THE[start:end])
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_triton_reads_no_slot_that_no_query_sees(num_splits, kernel_device):
+    inputs = TreeAttentionCase(name="fillers", prefix_lengths=(30, 2), num_nodes=(9, 9)).make_inputs(seed=84)
+    inputs["visibility_BNN"][:, 6:] = False
+    inputs["visibility_BNN"][:, :, 6:] = False
+    for row, prefix_length in enumerate((30, 2)):
+        for position in range(prefix_length + 6, prefix_length + 9):
+            place = (inputs["page_table_BP"][row, position // 4], position % 4)
+            inputs["k_cache_PSGE"][place] = inputs["v_cache_PSGE"][place] = torch.nan
+    out_THE = run_triton(inputs, kernel_device, block_m=16, tail_m=16, block_n=16, num_splits=num_splits)
+    torch.testing.assert_close(out_THE, tree_attention(**inputs))
+
+
+def test_triton_query_that_sees_nothing_is_zero(kernel_device):
+    inputs = TreeAttentionCase(name="blind", prefix_lengths=(0,), num_nodes=(3,)).make_inputs(seed=85)
+    inputs["visibility_BNN"][0, 1] = False
+    out_THE = run_triton(inputs, kernel_device)
+    assert (out_THE[1] == 0).all()
+    torch.testing.assert_close(out_THE, tree_attention(**inputs))
+
+
+def test_triton_takes_strided_caches_64_bit_lengths_and_a_negative_scale(kernel_device):
+    inputs = TEST_CASES[2].make_inputs(seed=86)
+    both_2PSGE = torch.stack([inputs["k_cache_PSGE"], inputs["v_cache_PSGE"]], dim=1)
+    inputs |= {"k_cache_PSGE": both_2PSGE[:, 0], "v_cache_PSGE": both_2PSGE[:, 1], "scale": -inputs["scale"]}
+    inputs |= {name: inputs[name].long() for name in ("prefix_lengths_B", "query_starts_B1")}
+    torch.testing.assert_close(run_triton(inputs, kernel_device), tree_attention(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "num_blocks", "programs_per_sm", "expected"),
+    [(8, 1024, 1, 16), (64, 1024, 1, 2), (256, 1024, 1, 1), (8, 1, 1, 1), (256, 8192, 2, 1)],
+)
+def test_splits_fill_the_device(num_programs, num_blocks, programs_per_sm, expected):
+    from ddtree_bench.kernels.paged_triton import AttentionConfig, choose_num_splits
+
+    config = AttentionConfig(block_m=64, block_n=64, programs_per_sm=programs_per_sm)
+    assert choose_num_splits(num_programs, num_blocks, config, num_processors=132) == expected

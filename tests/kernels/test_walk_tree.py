@@ -1,11 +1,11 @@
-"""`walk_tree`: a batch equals its sequences walked alone; lengths, not fillers, end a tree."""
+"""`walk_tree`: a batch equals its sequences walked alone; lengths, not fillers, end a tree; the kernel equals the reference."""
 
 import pytest
 import torch
 
 from ddtree_bench.kernels.build_tree import build_tree
 from ddtree_bench.kernels.build_tree.cases import TEST_CASES as TREE_CASES
-from ddtree_bench.kernels.walk_tree import walk_tree
+from ddtree_bench.kernels.walk_tree import reference, walk_tree
 from ddtree_bench.kernels.walk_tree.cases import TEST_CASES
 from ddtree_bench.tree import build_ddtree_tree_from_topk, follow_verified_tree
 
@@ -71,3 +71,42 @@ def test_refusals():
     empty = {name: tensor[:, :0] for name, tensor in inputs.items() if name != "num_nodes_B"}
     with pytest.raises(ValueError, match=r"room for the root, got shape \(3, 0\)"):
         walk_tree(**empty, num_nodes_B=inputs["num_nodes_B"])
+
+
+def assert_kernel_equals_reference(inputs):
+    from ddtree_bench.kernels.walk_tree import triton_kernel
+
+    walks, expected = triton_kernel.walk_tree(**inputs), reference.walk_tree(**inputs)
+    for name in ("path_BN", "num_accepted_B", "bonus_tokens_B"):
+        found, wanted = getattr(walks, name), getattr(expected, name)
+        assert found.dtype == wanted.dtype
+        assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_kernel(case, kernel_device):
+    inputs = case.make_inputs(seed=55, device=kernel_device)
+    assert_kernel_equals_reference(inputs)
+    assert_kernel_equals_reference(inputs | {"num_nodes_B": inputs["num_nodes_B"].long()})
+
+
+@pytest.mark.parametrize("width", [1, 2, 33, 600])
+def test_kernel_on_random_trees_with_equal_siblings(width, kernel_device):
+    """Few tokens, so that siblings repeat and the lowest must win; some columns lie beyond the tree."""
+    generator = torch.Generator().manual_seed(56)
+    parents_BN = torch.stack([(torch.rand(width, generator=generator) * torch.arange(width)).int() for _ in range(3)])
+    parents_BN[:, 0] = -1
+    inputs = {
+        "tokens_BN": torch.randint(3, (3, width), generator=generator),
+        "parents_BN": parents_BN,
+        "num_nodes_B": torch.tensor([width, max(1, width - 5), 1], dtype=torch.int32),
+        "target_tokens_BN": torch.randint(3, (3, width), generator=generator),
+    }
+    assert_kernel_equals_reference({name: tensor.to(kernel_device) for name, tensor in inputs.items()})
+
+
+def test_kernel_reads_strided_tensors(kernel_device):
+    inputs = TEST_CASES[1].make_inputs(seed=57, device=kernel_device)
+    strided = {name: torch.stack([tensor, tensor], dim=-1)[..., 0] for name, tensor in inputs.items()}
+    assert not strided["tokens_BN"].is_contiguous()
+    assert_kernel_equals_reference(strided)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ddtree_bench.kernels.write_kv import write_kv
+from ddtree_bench.kernels.write_kv import reference, write_kv
 from ddtree_bench.kernels.write_kv.cases import TEST_CASES
 
 
@@ -40,3 +40,29 @@ def test_refusals(name, change, error, message):
     inputs = TEST_CASES[2].make_inputs(seed=82)
     with pytest.raises(error, match=message):
         write_kv(**inputs | {name: change(inputs[name])})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", TEST_CASES, ids=[case.name for case in TEST_CASES])
+def test_kernel(case, dtype, kernel_device):
+    from ddtree_bench.kernels.write_kv import triton_kernel
+
+    inputs, expected = (case.make_inputs(seed=83, dtype=dtype, device=kernel_device) for _ in range(2))
+    reference.write_kv(**expected)
+    triton_kernel.write_kv(**inputs)
+    for name in ("k_cache_PSGE", "v_cache_PSGE"):
+        torch.testing.assert_close(inputs[name], expected[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_kernel_reads_and_writes_strided_tensors(kernel_device):
+    """Keys and values are slices of one projection, the caches views of one tensor; a program writes a part of a row."""
+    from ddtree_bench.kernels.write_kv import triton_kernel
+
+    generator = torch.Generator().manual_seed(84)
+    projected = torch.randn(5, 4, 24, generator=generator).to(kernel_device)
+    slots_T = torch.tensor([3, 9, -1, 0, 7], device=kernel_device)
+    pools = [torch.full((4, 3, 2, 48), torch.nan, device=kernel_device) for _ in range(2)]
+    calls = (reference.write_kv, lambda *arguments: triton_kernel.write_kv(*arguments, max_block=32))
+    for write, pool in zip(calls, pools, strict=True):
+        write(projected[:, :2], projected[:, 2:], pool[..., :24], pool[..., 24:], slots_T)
+    torch.testing.assert_close(pools[1], pools[0], rtol=0, atol=0, equal_nan=True)

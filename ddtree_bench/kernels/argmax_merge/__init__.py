@@ -32,6 +32,10 @@ def local_argmax(scores_RV: torch.Tensor, vocab_offset: int) -> tuple[torch.Tens
     check_count("vocab_offset", vocab_offset, at_least=0)
     if scores_RV.shape[1] == 0:
         raise ValueError(f"scores_RV must have at least one column, got shape {tuple(scores_RV.shape)}; give each rank ids")
+    if scores_RV.is_cuda:
+        from ddtree_bench.kernels.argmax_merge import triton_kernel
+
+        return triton_kernel.local_argmax(scores_RV, vocab_offset)
     return reference.local_argmax(scores_RV, vocab_offset)
 
 
@@ -51,4 +55,8 @@ def merge_argmax(value_WR: torch.Tensor, token_WR: torch.Tensor) -> torch.Tensor
     check_tensor("value_WR", value_WR, (None, None), torch.float32)
     check_tensor("token_WR", token_WR, tuple(value_WR.shape), torch.int64)
     check_same_device(value_WR=value_WR, token_WR=token_WR)
+    if value_WR.is_cuda:
+        from ddtree_bench.kernels.argmax_merge import triton_kernel
+
+        return triton_kernel.merge_argmax(value_WR, token_WR)
     return reference.merge_argmax(value_WR, token_WR)

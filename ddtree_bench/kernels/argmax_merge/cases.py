@@ -18,12 +18,12 @@ class ArgmaxCase:
     num_levels: int = 0
 
     def make_scores(self, seed: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> torch.Tensor:
-        """Draw scores_RV."""
-        generator = torch.Generator().manual_seed(seed)
+        """Draw scores_RV, on the device itself: a seed gives other values there than on the CPU."""
+        generator = torch.Generator(device).manual_seed(seed)
         shape = (self.num_rows, self.vocab_size)
         if self.num_levels:
-            return torch.randint(self.num_levels, shape, generator=generator).to(device, dtype)
-        return torch.randn(shape, generator=generator).to(device, dtype)
+            return torch.randint(self.num_levels, shape, generator=generator, device=device).to(dtype)
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
 
 
 TEST_CASES = (

@@ -1,10 +1,13 @@
 """Draft trees of a batch: which nodes, and what each may see.
 
 The meaning is that of `ddtree_bench.tree`; the batch adds a leading axis, device-side lengths and room for
-`max_nodes`. Given one float32 table every implementation and device builds the same tree.
+`max_nodes`. Given one float32 table every implementation and device builds the same tree. On a GPU a tree may have
+1,025 nodes, 31 depths and 64 candidates a depth at most.
 
 Letters: B sequences, D draft depths, K candidates of a depth, N = max_nodes.
 """
+
+from collections.abc import Callable
 
 import torch
 
@@ -40,14 +43,20 @@ def build_tree(
         The trees, in new memory.
 
     Raises:
-        TypeError, ValueError: an argument breaks the above. Values are checked by the reference only.
+        TypeError, ValueError: an argument breaks the above. Values are checked by the reference only; on a GPU caps
+            are lowered to the room there is.
     """
     _check_table(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, max_nodes)
     caps = {"node_budget_B": node_budget_B, "depth_B": depth_B, "branching_B": branching_B}
     for name, cap_B in caps.items():
         check_tensor(name, cap_B, (topk_logprobs_BDK.shape[0],), INTEGERS)
     check_same_device(topk_logprobs_BDK=topk_logprobs_BDK, **caps)
-    return reference.build_tree(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, **caps, max_nodes=max_nodes)
+    build: Callable[..., TreeBatch] = reference.build_tree
+    if topk_logprobs_BDK.is_cuda:
+        from ddtree_bench.kernels.build_tree import triton_kernel
+
+        build = triton_kernel.build_tree
+    return build(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, **caps, max_nodes=max_nodes)
 
 
 def build_chain_batch(
@@ -69,7 +78,12 @@ def build_chain_batch(
     _check_table(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, max_nodes)
     check_tensor("depth_B", depth_B, (topk_logprobs_BDK.shape[0],), INTEGERS)
     check_same_device(topk_logprobs_BDK=topk_logprobs_BDK, depth_B=depth_B)
-    return reference.build_chain_batch(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, depth_B=depth_B, max_nodes=max_nodes)
+    build: Callable[..., TreeBatch] = reference.build_chain_batch
+    if topk_logprobs_BDK.is_cuda:
+        from ddtree_bench.kernels.build_tree import triton_kernel
+
+        build = triton_kernel.build_chain_batch
+    return build(topk_logprobs_BDK, topk_tokens_BDK, root_tokens_B, depth_B=depth_B, max_nodes=max_nodes)
 
 
 def _check_table(logprobs_BDK: torch.Tensor, tokens_BDK: torch.Tensor, root_tokens_B: torch.Tensor, max_nodes: int) -> None:

@@ -31,7 +31,7 @@ def commit_kv(
         destination_slots_M: int64, each at most once. A pair in which either slot is negative is skipped.
 
     Raises:
-        TypeError, ValueError: an argument breaks the above.
+        TypeError, ValueError: an argument breaks the above; a slot beyond the cache is seen by the reference only.
     """
     if len(k_caches_LPSGE) != len(v_caches_LPSGE):
         raise ValueError(
@@ -45,4 +45,9 @@ def commit_kv(
         check_tensor(f"k_caches_LPSGE[{layer}]", k_cache_PSGE, tuple(k_caches_LPSGE[0].shape), FLOATS)
         check_tensor(f"v_caches_LPSGE[{layer}]", v_cache_PSGE, tuple(k_cache_PSGE.shape), k_cache_PSGE.dtype)
         check_same_device(source_slots_M=source_slots_M, k_cache=k_cache_PSGE, v_cache=v_cache_PSGE)
+    if source_slots_M.is_cuda:
+        from ddtree_bench.kernels.commit_kv import triton_kernel
+
+        triton_kernel.commit_kv(k_caches_LPSGE, v_caches_LPSGE, source_slots_M, destination_slots_M)
+        return
     reference.commit_kv(k_caches_LPSGE, v_caches_LPSGE, source_slots_M, destination_slots_M)

@@ -24,6 +24,11 @@ class CommitKvCase:
         pages_each = -(-(max(self.prefix_lengths) + self.window) // self.page_size)
         table_BP = torch.randperm(len(self.paths) * pages_each, generator=generator).unflatten(0, (len(self.paths), -1))
         cache_shape = (self.num_layers, table_BP.numel(), self.page_size, self.num_kv_heads, self.head_size)
+        # The caches of the bench are large, so they are drawn where they are used.
+        on_device = generator if device == "cpu" else torch.Generator(device).manual_seed(seed)
+
+        def caches() -> list[torch.Tensor]:
+            return list(torch.randn(cache_shape, generator=on_device, device=device).to(dtype))
 
         def slots(row: int, positions: torch.Tensor) -> torch.Tensor:
             return table_BP[row, positions // self.page_size] * self.page_size + positions % self.page_size
@@ -33,8 +38,8 @@ class CommitKvCase:
             sources.append(slots(row, prefix_length + torch.tensor(path)))
             destinations.append(slots(row, prefix_length + torch.arange(len(path))))
         return {
-            "k_caches_LPSGE": list(torch.randn(cache_shape, generator=generator).to(device, dtype)),
-            "v_caches_LPSGE": list(torch.randn(cache_shape, generator=generator).to(device, dtype)),
+            "k_caches_LPSGE": caches(),
+            "v_caches_LPSGE": caches(),
             "source_slots_M": torch.cat(sources).to(device),
             "destination_slots_M": torch.cat(destinations).to(device),
         }

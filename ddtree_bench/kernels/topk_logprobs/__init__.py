@@ -42,6 +42,10 @@ def topk_partials(logits_RV: torch.Tensor, k: int, *, vocab_offset: int, tempera
     check_temperature(temperature)
     if logits_RV.shape[1] == 0:
         raise ValueError(f"logits_RV must have at least one column, got shape {tuple(logits_RV.shape)}; give each rank ids")
+    if logits_RV.is_cuda:
+        from ddtree_bench.kernels.topk_logprobs import triton_kernel
+
+        return triton_kernel.topk_partials(logits_RV, k, vocab_offset=vocab_offset, temperature=temperature)
     return reference.topk_partials(logits_RV, k, vocab_offset=vocab_offset, temperature=temperature)
 
 
@@ -75,6 +79,10 @@ def merge_topk_partials(
     num_candidates = logits_WRK.shape[0] * logits_WRK.shape[2]
     if k > num_candidates:
         raise ValueError(f"k must be at most the {num_candidates} gathered candidates, got {k}; make partials with a larger k")
+    if logits_WRK.is_cuda:
+        from ddtree_bench.kernels.topk_logprobs import triton_kernel
+
+        return triton_kernel.merge_topk_partials(logits_WRK, tokens_WRK, lse_WR, k, temperature=temperature)
     return reference.merge_topk_partials(logits_WRK, tokens_WRK, lse_WR, k, temperature=temperature)
 
 

@@ -22,7 +22,7 @@ def walk_tree(
 
     Args:
         tokens_BN: int64, tokens of the nodes; columns from num_nodes on are not read as nodes.
-        parents_BN: int32, −1 for the root, which is node 0.
+        parents_BN: int32, −1 for the root, which is node 0; parents come before children.
         num_nodes_B: integers of at least 1, root included.
         target_tokens_BN: int64, the target's choice of the token after each node.
 
@@ -39,4 +39,8 @@ def walk_tree(
     check_same_device(tokens_BN=tokens_BN, parents_BN=parents_BN, num_nodes_B=num_nodes_B, target_tokens_BN=target_tokens_BN)
     if tokens_BN.shape[1] == 0:
         raise ValueError(f"tokens_BN must have room for the root, got shape {tuple(tokens_BN.shape)}; pass N of at least 1")
+    if tokens_BN.is_cuda:
+        from ddtree_bench.kernels.walk_tree import triton_kernel
+
+        return triton_kernel.walk_tree(tokens_BN, parents_BN, num_nodes_B, target_tokens_BN)
     return reference.walk_tree(tokens_BN, parents_BN, num_nodes_B, target_tokens_BN)

@@ -24,7 +24,7 @@ def write_kv(
         slots_T: int64, page × S + offset, each at most once; a negative slot is skipped.
 
     Raises:
-        TypeError, ValueError: an argument breaks the above.
+        TypeError, ValueError: an argument breaks the above; a slot beyond the cache is seen by the reference only.
     """
     check_tensor("k_TGE", k_TGE, (None, None, None), FLOATS)
     check_tensor("v_TGE", v_TGE, tuple(k_TGE.shape), k_TGE.dtype)
@@ -32,4 +32,9 @@ def write_kv(
     check_tensor("v_cache_PSGE", v_cache_PSGE, tuple(k_cache_PSGE.shape), k_TGE.dtype)
     check_tensor("slots_T", slots_T, (k_TGE.shape[0],), torch.int64)
     check_same_device(k_TGE=k_TGE, v_TGE=v_TGE, k_cache_PSGE=k_cache_PSGE, v_cache_PSGE=v_cache_PSGE, slots_T=slots_T)
+    if k_TGE.is_cuda:
+        from ddtree_bench.kernels.write_kv import triton_kernel
+
+        triton_kernel.write_kv(k_TGE, v_TGE, k_cache_PSGE, v_cache_PSGE, slots_T)
+        return
     reference.write_kv(k_TGE, v_TGE, k_cache_PSGE, v_cache_PSGE, slots_T)

@@ -27,6 +27,8 @@ SAMPLERS = ("tpe", "gp", "nsga2", "random", "grid")
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
+PROVENANCE = "provenance"  # a table that a study.toml has beside the spec: where it was written
+MAX_KNOB_VALUES = 10_000  # of one range; more is a slip of the pen
 SPACE_KEYS = ("block_size", "depth", "top_k", "branching", "node_budget", "draft_temperature")
 
 
@@ -198,6 +200,9 @@ class ServerSpec:
         _require_count("server.tensor_parallel", self.tensor_parallel)
         _require_count("server.max_running_requests", self.max_running_requests)
         _require_count("server.page_size", self.page_size)
+        for name, value in self.env.items():
+            ok = name != "" and "=" not in name and "\0" not in name + value
+            _require(ok, "server.env must hold names without '=' and no NUL character", {name: value})
         _require(self.ready_timeout_s > 0, "server.ready_timeout_s must be greater than 0", self.ready_timeout_s)
         _require(
             (self.url is not None) == (self.backend == "attach"),
@@ -261,6 +266,7 @@ class StudySpec:
     def __post_init__(self) -> None:
         ok = self.name != "" and all(c.isalnum() or c in "-_." for c in self.name) and self.name[0] not in ".-"
         _require(ok, "study.name must be letters, digits, '-', '_' or '.' (it names a folder)", self.name)
+        _require(len(self.name) <= 100, "study.name must be at most 100 characters (it names a folder)", self.name)
         _require_count("study.trials", self.trials)
         _require_count("study.seed", self.seed, minimum=0)
         _require_count("study.replicates", self.replicates)
@@ -337,6 +343,10 @@ def _range_values(name: str, table: Mapping[str, object]) -> Iterator[float | in
     unknown = set(table) - {"min", "max", "step", "log"}
     _require(not unknown, f"space.{name} takes the keys min, max, step and log", sorted(unknown))
     _require("min" in table and "max" in table, f"space.{name} must give both min and max", dict(table))
+    for key in ("min", "max", "step"):
+        value = table.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TypeError(f"space.{name}.{key} must be a finite number; given {value!r}")
     low, high = typing.cast(float, table["min"]), typing.cast(float, table["max"])
     is_integer = isinstance(low, int) and isinstance(high, int)
     _require(low <= high, f"space.{name}.min must not be over max", [low, high])
@@ -349,9 +359,11 @@ def _range_values(name: str, table: Mapping[str, object]) -> Iterator[float | in
         _require(step > 0, f"space.{name}.step must be greater than 0", step)
         steps = (low + i * step for i in itertools.count())
     seen: set[float | int] = set()
-    for raw in steps:
+    for number, raw in enumerate(steps):
         if raw > high * (1 + 1e-9):
             return
+        must = f"space.{name} must give at most {MAX_KNOB_VALUES} values"
+        _require(number < MAX_KNOB_VALUES, must, dict(table), "give a larger step, or log = true")
         value = round(raw) if is_integer else round(raw, 6)
         if value not in seen:
             seen.add(value)
@@ -377,11 +389,7 @@ class SweepSpec:
             ValueError: unknown table or key (the known ones are named), or a value that its table refuses.
             FileNotFoundError: no such file.
         """
-        file = Path(path)
-        try:
-            tables = tomllib.loads(file.read_text(encoding="utf-8"))
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"{file} must be valid TOML; {error}") from error
+        tables = read_toml(Path(path))
         for override in overrides:
             apply_override(tables, override)
         return cls.from_dict(tables)
@@ -390,6 +398,7 @@ class SweepSpec:
     def from_dict(cls, tables: Mapping[str, Any]) -> SweepSpec:
         """Build the spec from nested tables as TOML gives them."""
         known = [f.name for f in dataclasses.fields(cls)]
+        tables = {name: table for name, table in tables.items() if name != PROVENANCE}
         for name, table in tables.items():
             if name not in known:
                 raise unknown_name("table of a sweep file", name, known)
@@ -398,12 +407,13 @@ class SweepSpec:
         for key in tables.get("space", {}):
             if key not in SPACE_KEYS:
                 raise unknown_name("key of [space]", key, SPACE_KEYS)
+        constraints = tables.get("constraints", {})
         return cls(
             study=dataclass_from_dict(StudySpec, tables.get("study", {}), "study"),
             server=dataclass_from_dict(ServerSpec, tables.get("server", {}), "server"),
             load=dataclass_from_dict(LoadSpec, tables.get("load", {}), "load"),
             space=tuple(KnobRange.parse(key, value) for key, value in tables.get("space", {}).items()),
-            constraints=dict(tables.get("constraints", {})),
+            constraints={key: _coerce(f"constraints.{key}", value, float) for key, value in constraints.items()},
             gates=dataclass_from_dict(GateSpec, tables.get("gates", {}), "gates"),
         )
 
@@ -420,6 +430,18 @@ class SweepSpec:
         return tables
 
 
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file; a byte-order mark, as some editors write it, is skipped.
+
+    Raises:
+        ValueError: it is no TOML; names the file. FileNotFoundError: no such file.
+    """
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} must be valid TOML in UTF-8; {error}") from error
+
+
 def apply_override(tables: dict[str, Any], override: str) -> None:
     """Set `table.key=value` in nested tables; the value is read as TOML and falls back to plain text."""
     path, separator, text = override.partition("=")
@@ -429,7 +451,10 @@ def apply_override(tables: dict[str, Any], override: str) -> None:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
-    tables.setdefault(table, {})[key] = value
+    inner = tables.setdefault(table, {})
+    if not isinstance(inner, dict):
+        raise TypeError(f"[{table}] must be a table; given {inner!r}")
+    inner[key] = value
 
 
 def dataclass_from_dict(cls: type, table: Mapping[str, Any], where: str) -> Any:
@@ -456,6 +481,8 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
     for option in options:
         origin = typing.get_origin(option) or option
         if origin is tuple and isinstance(value, list | tuple):
+            if not all(isinstance(item, str) for item in value):  # every list of a sweep file but [space]'s holds strings
+                raise TypeError(f"{name} must hold strings; given {list(value)!r}")
             return tuple(value)
         if (origin is Mapping and isinstance(value, Mapping)) or (origin in (str, bool) and isinstance(value, origin)):
             return _string_values(name, value) if isinstance(value, Mapping) else value
@@ -464,8 +491,11 @@ def _coerce(name: str, value: Any, hint: Any) -> Any:
                 return float(value)
             if isinstance(value, int):
                 return value
-    expected = " or ".join(str(getattr(option, "__name__", option)) for option in options)
-    raise TypeError(f"{name} must be of type {expected.replace('NoneType', 'none')}; given {value!r}")
+    expected = " or ".join(_TOML_WORDS.get(typing.get_origin(option) or option, str(option)) for option in options)
+    raise TypeError(f"{name} must be of type {expected}; given {value!r}")
+
+
+_TOML_WORDS = {int: "int", float: "float", str: "str", bool: "bool", tuple: "list", Mapping: "table", type(None): "none"}
 
 
 def _string_values(name: str, table: Mapping[str, Any]) -> dict[str, str]:

@@ -184,13 +184,27 @@ class TrialRecord:
 def read_trials(results_dir: Path) -> list[TrialRecord]:
     """Read every `trial-NNN/trial.json` under a study's results, by trial number."""
     files = sorted(Path(results_dir).glob("trial-*/trial.json"))
-    return sorted((TrialRecord.from_dict(read_json(file)) for file in files), key=lambda trial: trial.number)
+    return sorted((read_trial(file) for file in files), key=lambda trial: trial.number)
+
+
+def read_trial(file: Path) -> TrialRecord:
+    """Read one trial.json.
+
+    Raises:
+        ValueError: it holds no trial; names it and says what to do.
+    """
+    try:
+        return TrialRecord.from_dict(read_json(file))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} must hold the record of one trial; {error}; move its folder away, and a sweep measures it again"
+        ) from error
 
 
 def read_baseline(results_dir: Path) -> TrialRecord | None:
     """Read the plain arm of a study, which is no trial of its space; None before it was measured."""
     file = Path(results_dir) / BASELINE_DIR / "trial.json"
-    return TrialRecord.from_dict(read_json(file)) if file.exists() else None
+    return read_trial(file) if file.exists() else None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -222,7 +236,7 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} must hold JSON; {error}") from error
 
 

@@ -21,7 +21,7 @@ TEST_BARS = (
     # bar, what, part of the test ids that hold it
     ("7.2", "shared tree vectors that hold exactly", "tests/tree/test_vectors.py::test_vector["),
     ("7.2", "losslessness on one rank: settings and cases", "tests/engine/test_losslessness.py::"),
-    ("7.2", "losslessness on two and eight ranks: whole grids", "tests/engine/test_ranks_grid.py::"),
+    ("7.2", "losslessness at 1, 2 and 8 ranks: the whole grid, and degrees with each other", "tests/engine/test_degrees.py::"),
     ("7.2", "distribution at temperature 1: chi-square holds, and fails for a greedy walk", "chi_square"),
     (
         "7.3",

@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -17,14 +18,16 @@ from mock_backend import MockBackend
 from mock_server import running_mock
 
 from ddtree_bench.cli.compare import command
-from ddtree_bench.compare import servers
+from ddtree_bench.compare import runner, servers
 from ddtree_bench.compare.arms import ArmSpec, arms_of, newest_best, read_context, resolve_arm
 from ddtree_bench.compare.output import ARM_COLUMNS
 from ddtree_bench.compare.runner import _certificate, block_order
 from ddtree_bench.compare.servers import flat_config, safe_name, speculation_label
 from ddtree_bench.config import ServerSpec, SweepSpec, TreeSetting
+from ddtree_bench.load.workloads import workload_of
 from ddtree_bench.metrics.comparison import Arm, config_differences
 from ddtree_bench.records import RequestRecord, machine_name
+from ddtree_bench.trial.plain import PlainOutput
 
 SMALL = ("load.num_prompts=6", "load.max_tokens=24", "load.num_warmups=0", "gates.drift=none")
 BEST = """
@@ -237,6 +240,34 @@ def test_a_server_of_someone_else_is_named_with_its_draft_tree() -> None:
     assert speculation_label(EAGLE) == "EAGLE3, 5 steps, top-k 4, verify width 16"
     assert speculation_label({"speculative_algorithm": None}) is None
     assert speculation_label({}) is None
+
+
+def test_every_difference_is_put_to_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 40 of 40, with the load's own limits: what is left undecided withholds the verdict."""
+    spec = SweepSpec.from_dict({"server": {"dtype": "bfloat16"}, "load": {"num_prompts": 40, "ignore_eos": True}})
+    first, second = (ArmSpec(name=n, server=spec.server, setting=TreeSetting(mode=n), source="") for n in ("plain", "tree"))
+    ids = [prompt.prompt_id for prompt in workload_of(spec.load).prompts]
+    folded = {
+        name: Arm(name=name, label=name, blocks=[[RequestRecord(request_id=i, prompt_id=i, text=text) for i in ids]])
+        for name, text in (("plain", "a b"), ("tree", "a c"))
+    }
+    asked = []
+
+    def collect(url, model, prompts, **options):
+        asked.extend(prompts)
+        assert options["extra"] == {"ignore_eos": True}
+        top = ({"a": -0.1, "z": -4.0}, {" b": -0.75, " c": -0.76})
+        logits = {"top_logits": (20.0, 20.0)} if len(asked) <= 40 else {}
+        return [PlainOutput(prompt_id=p.prompt_id, text="a b", tokens=("a", " b"), top=top, **logits) for p in prompts]
+
+    monkeypatch.setattr(runner, "collect_plain", collect)
+    monkeypatch.setattr(servers.Servers, "get", lambda *_: SimpleNamespace(url="http://there", model="m"))
+    with servers.Servers(Path("unused"), keep_up=True) as none_started:
+        certificate = _certificate(first, second, folded, none_started, spec)
+        assumed = _certificate(first, second, folded, none_started, spec)
+    assert (certificate.num_numeric_ties, certificate.num_undecided, certificate.note) == (40, 0, "")
+    assert sorted(prompt.prompt_id for prompt in asked[:40]) == sorted(ids)
+    assert assumed.gate().detail.endswith("tie limit assumes logits of at most 16")
 
 
 def test_difference_from_a_foreign_reference_is_no_proven_fault() -> None:

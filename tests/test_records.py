@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import ddtree_bench
 from ddtree_bench import records
 
@@ -30,3 +32,12 @@ def test_checkout_wins_over_a_commit_file_that_was_left(tmp_path: Path, monkeypa
     monkeypatch.setattr(records, "COMMIT_FILE", left)
     is_checkout = (Path(ddtree_bench.__file__).parents[1] / ".git").exists()
     assert records.git_state() == (before if is_checkout else {"commit": "stale", "is_dirty": False})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\udcff"], ids=["empty", "torn", "list", "no-fields", "not-utf8"])
+def test_broken_record_of_a_trial_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "trial-000" / "trial.json"
+    file.parent.mkdir()
+    file.write_text(content, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ValueError, match=r"trial-000/trial\.json must hold the record of one trial; .*; move its folder away"):
+        records.read_trials(tmp_path)

@@ -5,7 +5,9 @@ Importing this module brings in click and nothing else of weight: `ddtree-bench 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 
 import click
@@ -54,6 +56,27 @@ def root(debug: bool) -> None:
     """Find the fastest DDTree speculative-decoding setting for your hardware, prove it, and serve it."""
 
 
+WHAT_TO_DO = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "give a path that this user may use",
+    errno.EPERM: "give a path that this user may use",
+    errno.EROFS: "give a folder that can be written",
+    errno.ENOSPC: "free space, then give the same command again",
+    errno.EDQUOT: "free space, then give the same command again",
+    errno.EADDRINUSE: "choose another port, or 0 for a free one",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+}
+
+
+def text_of(error: Exception) -> str:
+    """Return the message of an error; the system's own refusals name the path and what to do."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    must = "the system must allow this" if error.filename is None else f"{error.filename} must be usable"
+    do = WHAT_TO_DO.get(error.errno)
+    return f"{must}; {error.strerror}" + (f"; {do}" if do else "")
+
+
 def main() -> None:
     """Entry point: bad values and failed servers end with their message and exit status, not with a traceback."""
     try:
@@ -64,9 +87,12 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (DdtreeError, ValueError, TypeError, FileNotFoundError) as error:
+    except BrokenPipeError:  # the reader has left, as in `… | head`: nobody is there to be told
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the last flush would complain
+        sys.exit(1)
+    except (DdtreeError, ValueError, TypeError, OverflowError, OSError) as error:
         if "--debug" in sys.argv:
             raise
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {text_of(error)}", err=True)
         sys.exit(1)
     sys.exit(status if isinstance(status, int) else 0)

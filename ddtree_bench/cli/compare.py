@@ -46,6 +46,7 @@ def command(
     from ddtree_bench.compare.output import folder_name, result_dict, write_comparison
     from ddtree_bench.compare.runner import run_comparison
     from ddtree_bench.records import machine_name
+    from ddtree_bench.sweep.lock import results_lock
     from ddtree_bench.trial.interrupt import Interrupted, interruptible
 
     first, second = _two(arms)
@@ -63,7 +64,7 @@ def command(
         progress.print(line, markup=False)
     keep = spec.server.device == "cpu" if keep_up is None else keep_up
     try:
-        with interruptible(), progress.status("starting") as status:
+        with results_lock(folder), interruptible(), progress.status("starting") as status:
             outcome = run_comparison(
                 specs, plain, spec, folder, num_blocks=blocks, seed=seed, keep_up=keep, on_stage=lambda text: status.update(text)
             )

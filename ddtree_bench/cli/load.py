@@ -34,7 +34,7 @@ _DEFAULTS = LoadSpec()
 @click.option("--seed", default=_DEFAULTS.seed, help="Seed of selection, arrivals and sampling.")
 @click.option("--ignore-eos", is_flag=True, help="Decode to max_tokens.")
 @click.option("--timeout", "timeout_s", default=_DEFAULTS.timeout_s, help="Seconds that one request may take.")
-@click.option("--max-failures", default=0, help="Exit with 1 if more requests failed.")
+@click.option("--max-failures", default=0, type=click.IntRange(min=0), help="Exit with 1 if more requests failed.")
 @click.option("--result-dir", default=None, type=click.Path(file_okay=False, path_type=Path), help="Folder of the results.")
 @click.option("--api-key", default=None, envvar="OPENAI_API_KEY", help="Bearer token.", show_default=False)
 @click.option("--header", "headers", multiple=True, help="KEY=VALUE sent with every request; may be repeated.")
@@ -58,7 +58,8 @@ def command(
         "api_key": api_key,
         "headers": _headers(headers),
         "extra_body": _extra_body(extra_body),
-        "log_path": _fresh_log(result_dir),
+        "log_path": None if result_dir is None else result_dir / "requests.jsonl",
+        "on_start": lambda: _remove_old(result_dir),
     }
     result = _run(base_url, spec, arguments)
     summary = _summary(base_url, spec, result)
@@ -105,13 +106,11 @@ def _extra_body(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _fresh_log(result_dir: Path | None) -> Path | None:
-    """Return the path of requests.jsonl; a log of an earlier load is replaced, so that one file is one load."""
-    if result_dir is None:
-        return None
-    path = result_dir / "requests.jsonl"
-    path.unlink(missing_ok=True)
-    return path
+def _remove_old(result_dir: Path | None) -> None:
+    """Remove the files of an earlier load, so that those of one folder are of one load."""
+    if result_dir is not None:
+        for name in ("summary.json", "requests.jsonl"):
+            (result_dir / name).unlink(missing_ok=True)
 
 
 def _run(base_url: str, spec: LoadSpec, arguments: Mapping[str, Any]) -> LoadResult:

@@ -11,7 +11,7 @@ from ddtree_bench.config import MODES, TreeSetting
 
 @click.command("mock")
 @click.option("--host", default="127.0.0.1", help="Address to bind.")
-@click.option("--port", default=0, type=int, help="Port; 0 takes a free one.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port; 0 takes a free one.")
 @click.option("--model", default="mock", help="Name in /v1/models.")
 @click.option("--api-key", default=None, help="Bearer token that requests must carry.")
 @click.option("--acceptance-length", default=None, type=float, help="Tokens a round, bonus counted; default from the setting.")

@@ -54,6 +54,8 @@ def command(
     **options: Any,
 ) -> None:
     """Serve a model over HTTP. The last line on stdout is the URL, printed when the server is ready; logs go to stderr."""
+    if api_key == "":  # e.g. of a variable that is not set: a server that every client may use
+        raise click.BadParameter("must not be empty; leave it out for a server without a key", param_hint="--api-key")
     signal.signal(signal.SIGTERM, leave)  # until the server has its own handler: a stop while loading is a clean end too
     logging.basicConfig(stream=sys.stderr, level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     knobs = {name: options.pop(name) for name in ("depth", "top_k", "branching", "node_budget", "draft_temperature")}

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.config import MODES, SPACE_KEYS, ServerSpec, SweepSpec, TreeSetting, dataclass_from_dict
+from ddtree_bench.config import MODES, SPACE_KEYS, ServerSpec, SweepSpec, TreeSetting, dataclass_from_dict, read_toml
 from ddtree_bench.errors import unknown_name
 from ddtree_bench.records import machine_name
 from ddtree_bench.sweep.drafter import drafter_block_size
@@ -77,7 +76,7 @@ def newest_best(results: Path, study: str | None = None) -> Path | None:
     """
     files = [file for pattern in ("best.toml", "*/best.toml", "*/*/best.toml") for file in results.glob(pattern)]
     files = [file for file in files if study is None or _study_name(file.parent) == study]
-    made = {file: _read_toml(file).get("provenance", {}) for file in files}
+    made = {file: read_toml(file).get("provenance", {}) for file in files}
     here = machine_name() if files else None
     files = [file for file in files if file.parent == results or made[file].get("machine", here) == here]
     return max(files, key=lambda file: str(made[file].get("when_utc") or _changed_utc(file)), default=None)
@@ -89,16 +88,16 @@ def _changed_utc(file: Path) -> str:
 
 def _study_name(folder: Path) -> str:
     file = folder / "study.toml"
-    tables = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    tables = read_toml(file) if file.exists() else {}
     return str(tables.get("study", {}).get("name", folder.name))
 
 
 def _context_of(file: Path, source: str, study_dir: Path | None) -> Context:
-    tables = _read_toml(file)
+    tables = read_toml(file)
     known = {f.name for f in dataclasses.fields(SweepSpec)}
     study_file = file.parent / "study.toml"
     if file.name == "best.toml" and study_file.exists():  # the gates and the rest of the study; best.toml wins where both speak
-        tables = {**_read_toml(study_file), **tables}
+        tables = {**read_toml(study_file), **tables}
     extra = {*SETTING_TABLES, "measured", "provenance"}
     for name in tables:
         if name not in known | extra:
@@ -106,13 +105,6 @@ def _context_of(file: Path, source: str, study_dir: Path | None) -> Context:
     spec = SweepSpec.from_dict({name: table for name, table in tables.items() if name in known})
     settings = {name: dataclass_from_dict(TreeSetting, tables[name], name) for name in SETTING_TABLES if name in tables}
     return Context(spec=spec, settings=settings, source=source, study_dir=study_dir)
-
-
-def _read_toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file} must be valid TOML; {error}") from error
 
 
 def resolve_arm(given: str, context: Context) -> ArmSpec:

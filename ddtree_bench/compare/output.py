@@ -29,6 +29,7 @@ def result_dict(outcome: Outcome, source: str) -> dict[str, Any]:
         "setup": {name: dict(about) for name, about in outcome.arms.items()},
         "order": [list(names) for names in outcome.order],
         "load": dataclasses.asdict(outcome.load),
+        "wall_s": round(outcome.wall_s, 1),
         "provenance": provenance(),
     }
 
@@ -95,7 +96,8 @@ def _certificate_text(certificate: Mapping[str, Any]) -> str:
         ("num_undecided", "differences not traced to a tie or a fault"),
     ):
         text += f", {certificate[key]} {word}" if certificate[key] else ""
-    return text
+    note = certificate.get("note") if certificate["num_numeric_ties"] else None
+    return f"{text} ({note})" if note else text
 
 
 def markdown(result: Mapping[str, Any]) -> str:

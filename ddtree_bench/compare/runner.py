@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +17,11 @@ from ddtree_bench.config import LoadSpec, SweepSpec, TreeSetting
 from ddtree_bench.metrics.certificate import Certificate, output_certificate
 from ddtree_bench.metrics.comparison import Arm, Comparison, compare_arms
 from ddtree_bench.records import GateResult, RequestRecord
-from ddtree_bench.trial.gates import divergence, effective_setting, setting_gate
+from ddtree_bench.trial.gates import ASSUMPTION, divergence, effective_setting, setting_gate
 from ddtree_bench.trial.measure import run_watched
 from ddtree_bench.trial.plain import GatePrompt, PlainOutput, collect_plain
 
 OnStage = Callable[[str], None]
-MAX_TIES_CHECKED = 16  # prompts whose difference is put to the target; the rest stay undecided
 
 
 @dataclass(kw_only=True)
@@ -42,6 +42,7 @@ class Outcome:
     arms: Mapping[str, Mapping[str, Any]]
     order: Sequence[Sequence[str]]
     load: LoadSpec
+    wall_s: float
 
 
 def run_comparison(
@@ -60,6 +61,7 @@ def run_comparison(
     Raises:
         ServerError: a server did not start or died. Interrupted: SIGINT or SIGTERM; every server is stopped first.
     """
+    start_s = time.monotonic()
     everyone = [*([plain] if plain is not None else []), *arms]
     seen = {arm.name: _Seen() for arm in everyone}
     order = block_order([arm.name for arm in everyone], num_blocks, seed)
@@ -92,7 +94,7 @@ def run_comparison(
         }
         for arm in everyone
     }
-    return Outcome(comparison=comparison, arms=about, order=order, load=spec.load)
+    return Outcome(comparison=comparison, arms=about, order=order, load=spec.load, wall_s=time.monotonic() - start_s)
 
 
 def block_order(names: Sequence[str], num_blocks: int, seed: int) -> list[list[str]]:
@@ -150,7 +152,8 @@ def _certificate(
 ) -> Certificate | None:
     """Return the certificate against the reference; None where sampled text cannot be compared (another engine's noise).
 
-    In float32 every difference is real. In bfloat16 the reference is asked for its top two at the difference.
+    In float32 every difference is real. In bfloat16 the reference is asked for its top two at every difference: one that stays
+    undecided withholds the verdict.
     """
     is_own_noise = reference.server.backend == arm.server.backend == "embedded"
     if spec.load.temperature > 0 and not is_own_noise:
@@ -160,7 +163,7 @@ def _certificate(
         return output_certificate(folded[reference.name], folded[arm.name])
     if spec.load.temperature > 0:
         return output_certificate(folded[reference.name], folded[arm.name], lambda *_: "undecided")
-    differing = _differing_prompts(folded[reference.name], folded[arm.name])[:MAX_TIES_CHECKED]
+    differing = _differing_prompts(folded[reference.name], folded[arm.name])
     known = _ask_target(reference, differing, servers, spec) if differing else {}
 
     def classify(first: RequestRecord, second: RequestRecord) -> str:
@@ -173,7 +176,9 @@ def _certificate(
             return "undecided"
         return "tie" if all(verdict["is_tie"] for verdict in apart) else "real"
 
-    return output_certificate(folded[reference.name], folded[arm.name], classify)
+    certificate = output_certificate(folded[reference.name], folded[arm.name], classify)
+    is_assumed = any(output.top_logits is None for output in known.values())
+    return dataclasses.replace(certificate, note=ASSUMPTION) if is_assumed else certificate
 
 
 def _differing_prompts(first: Arm, second: Arm) -> list[str]:
@@ -188,7 +193,14 @@ def _ask_target(reference: ArmSpec, prompt_ids: Sequence[str], servers: Servers,
     if spec.load.endpoint == "chat":
         return {}
     prompts = [p for p in workload_of(spec.load).prompts if p.prompt_id in set(prompt_ids) and p.text is not None]
-    asked = [GatePrompt(prompt_id=p.prompt_id, text=p.text or "") for p in prompts]
+    asked = [GatePrompt(prompt_id=p.prompt_id, text=p.text or "", max_tokens=p.output_tokens) for p in prompts]
     running = servers.get(reference)
-    outputs = collect_plain(running.url, running.model, asked, max_tokens=spec.load.max_tokens, timeout_s=spec.load.timeout_s)
+    outputs = collect_plain(
+        running.url,
+        running.model,
+        asked,
+        max_tokens=spec.load.max_tokens,
+        timeout_s=spec.load.timeout_s,
+        extra={"ignore_eos": True} if spec.load.ignore_eos else {},
+    )
     return {output.prompt_id: output for output in outputs}

@@ -120,6 +120,8 @@ class EngineHandle:
         self._thread.start()
         self._settled.wait()
         if self.error is not None:
+            if self._cause is not None:  # its own error: it is about to leave the group, which the end of the process would break
+                self._thread.join(_STOP_TIMEOUT_S)
             raise self._cause if isinstance(self._cause, ValueError) else self.error
 
     def _main(self) -> None:

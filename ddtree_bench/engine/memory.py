@@ -26,6 +26,12 @@ def plan_pages(
     page_size = settings.page_size
     if settings.max_total_tokens is not None:
         num_pages = settings.max_total_tokens // page_size
+        needed, free = num_pages * page_size * bytes_per_token, _free_bytes(device)
+        if needed > free:
+            raise ValueError(
+                f"max_total_tokens must fit into the free memory of {free / 2**30:.1f} GiB; given "
+                f"{settings.max_total_tokens} of {bytes_per_token} bytes, {needed / 2**30:.1f} GiB; lower it or leave it out"
+            )
     else:
         per_request = -(-((settings.max_context or model_context) + settings.tree.canonical().verify_width) // page_size)
         fitting = int(_usable_bytes(device, parallel) // (bytes_per_token * page_size))
@@ -54,6 +60,8 @@ def plan_context(settings: EngineSettings, *, num_pages: int, model_context: int
             f"given {settings.max_context}; lower it or raise max_total_tokens"
         )
     context = settings.max_context or limit
+    if settings.max_context == 1:
+        raise ValueError("max_context must be at least 2, a prompt token and an output token; given 1; raise it")
     if context < 2:
         raise ValueError(
             f"the cache must hold a prompt token, an output token and one verify step of "
@@ -65,5 +73,9 @@ def plan_context(settings: EngineSettings, *, num_pages: int, model_context: int
 
 def _usable_bytes(device: torch.device, parallel: Parallel) -> float:
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0] * CUDA_SHARE
-    return psutil.virtual_memory().available * CPU_SHARE / parallel.world_size
+        return _free_bytes(device) * CUDA_SHARE
+    return _free_bytes(device) * CPU_SHARE / parallel.world_size
+
+
+def _free_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available)

@@ -77,11 +77,15 @@ class SpecCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprob:
-    """Log-probability of an emitted token and its best alternatives as (token, log-probability)."""
+    """Log-probability of an emitted token and its best alternatives as (token, log-probability).
+
+    `top_logit` is the target's highest logit there, before log-softmax: its size tells how coarse the arithmetic was.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    top_logit: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

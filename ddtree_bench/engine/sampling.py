@@ -81,13 +81,14 @@ def token_logprobs(logits_RV: torch.Tensor, tokens: Sequence[int], num_top: int,
         tokens: R global ids.
         num_top: best alternatives to report with each.
     """
-    logprobs_RW = parallel.all_gather(logits_RV, dim=-1).log_softmax(-1)
+    logits_RW = parallel.all_gather(logits_RV, dim=-1)
+    logprobs_RW, top_logits = logits_RW.log_softmax(-1), logits_RW.amax(1).tolist()
     own = logprobs_RW.gather(1, torch.tensor(tokens, device=logprobs_RW.device)[:, None])[:, 0].tolist()
     top = torch.topk(logprobs_RW, min(num_top, logprobs_RW.shape[1]), dim=1)
     values, ids = top.values.tolist(), top.indices.tolist()
     return tuple(
-        TokenLogprob(token=token, logprob=logprob, top=tuple(zip(row_ids, row_values, strict=True)))
-        for token, logprob, row_ids, row_values in zip(tokens, own, ids, values, strict=True)
+        TokenLogprob(token=token, logprob=logprob, top=tuple(zip(row_ids, row_values, strict=True)), top_logit=top_logit)
+        for token, logprob, row_ids, row_values, top_logit in zip(tokens, own, ids, values, top_logits, strict=True)
     )
 
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from ddtree_bench.config import DEVICES, DTYPES, LOAD_FORMATS, TreeSetting
 from ddtree_bench.errors import unknown_name
 
+MAX_THREADS = 1024
+MAX_SEED = 2**63 - 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
@@ -54,6 +57,10 @@ class EngineSettings:
         for name in (*counts, *(n for n in optional if getattr(self, n) is not None)):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; given {getattr(self, name)!r}; raise it")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise ValueError(f"threads must be at most {MAX_THREADS}; given {self.threads}; a rank gains nothing above its cores")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ValueError(f"seed must be between 0 and {MAX_SEED}; given {self.seed}")
 
     @property
     def threads_per_rank(self) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -29,11 +30,18 @@ def server_root(base_url: str) -> str:
     """Return the server's root for a base URL with or without `/v1` or a trailing slash.
 
     Raises:
-        ValueError: the URL has no http scheme.
+        ValueError: the URL has no http scheme, no host or no possible port.
     """
     root = base_url.strip().rstrip("/").removesuffix("/v1").rstrip("/")
-    if not root.startswith(("http://", "https://")) or root.endswith("://"):
-        raise ValueError(f"base_url must begin with http:// or https:// and name a host; given {base_url!r}")
+    try:
+        parts = urlsplit(root)
+        is_ok = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is no number from 0 to 65535
+        is_ok = False
+    if not is_ok:
+        raise ValueError(
+            f"base_url must begin with http:// or https:// and name a host, and a possible port if any; given {base_url!r}"
+        )
     return root
 
 

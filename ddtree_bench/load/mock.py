@@ -68,6 +68,14 @@ class MockSpec:
         ):
             if value not in known:
                 raise unknown_name(name, value, known)
+        for name in ("ms_per_round", "first_token_ms"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0; given {getattr(self, name)!r}")
+        for name, least in (("fault_every", 1), ("bends_text_every", 0), ("reply_tokens", 1), ("exit_after", 0)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; given {getattr(self, name)!r}")
+        if not self.start_delay_s >= 0:
+            raise ValueError(f"start_delay_s must be at least 0; given {self.start_delay_s!r}")
         if self.acceptance_length is not None and not self.acceptance_length >= 1:
             raise ValueError(f"acceptance_length must be at least 1 (the bonus is counted); given {self.acceptance_length!r}")
 

@@ -90,6 +90,7 @@ async def run_load_async(
     extra_body: Mapping[str, Any] | None = None,
     prompts: Sequence[Prompt] | None = None,
     log_path: Path | None = None,
+    on_start: Callable[[], None] = lambda: None,
     on_record: OnRecord | None = None,
 ) -> LoadResult:
     """Run a load to its end; with 0 warm-ups exactly `num_prompts` generation requests are sent.
@@ -101,6 +102,7 @@ async def run_load_async(
         api_key, headers, extra_body: sent with every request; keys of `extra_body` win over the spec's.
         prompts: exactly these, in this order, instead of the spec's data set and num_prompts.
         log_path: a requests.jsonl to append to.
+        on_start: called once everything is checked, before the log is opened and anything is sent.
         on_record: called with each measured record as it ends.
     """
     root = server_root(base_url)
@@ -109,6 +111,7 @@ async def run_load_async(
         if spec.endpoint != "chat":
             prompt.as_text()  # refuse a conversation before anything is sent
     schedule = schedule_of(replace(spec, num_prompts=len(workload.prompts)))
+    on_start()
     with contextlib.ExitStack() as stack:
         log = stack.enter_context(RequestLog(log_path)) if log_path is not None else None
         async with make_session(api_key, headers) as session:

@@ -185,8 +185,9 @@ def _rows(source: str, text: str) -> list[tuple[str, int, Any]]:
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{source}:{error.lineno} must be a JSON array, or one JSON object a line; {error}") from error
+        except (json.JSONDecodeError, RecursionError) as error:
+            line = getattr(error, "lineno", 1)
+            raise ValueError(f"{source}:{line} must be a JSON array, or one JSON object a line; {error}") from error
         return [(f"{source}:row {number}", number, value) for number, value in enumerate(values, start=1)]
     rows = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -194,7 +195,7 @@ def _rows(source: str, text: str) -> list[tuple[str, int, Any]]:
             continue
         try:
             rows.append((f"{source}:{number}", number, json.loads(line)))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{source}:{number} must hold one JSON object; {error}") from error
     return rows
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Certificate:
     """Whether two arms wrote the same text for the same prompts and seeds.
 
-    `undecided` are differences that nobody could trace to a numeric tie or to a fault.
+    `undecided` are differences that nobody could trace to a numeric tie or to a fault; `note` says what a tie was taken to be.
     """
 
     baseline: str
@@ -31,6 +31,7 @@ class Certificate:
     num_real_differences: int
     num_undecided: int
     examples: Sequence[Mapping[str, str]] = ()
+    note: str = ""
 
     def gate(self) -> GateResult:
         """Return the gate "same output as BASELINE": failed by a real difference, unknown while any is undecided."""
@@ -43,6 +44,8 @@ class Certificate:
         )
         if self.num_undecided:
             detail += f", {self.num_undecided} differences not traced to a tie or a fault"
+        if self.num_numeric_ties and self.note:
+            detail += f"; {self.note}"
         numbers = {"num_numeric_ties": self.num_numeric_ties, "num_undecided": self.num_undecided}
         return GateResult(name=f"same output as {self.baseline}", passed=passed, detail=detail, numbers=numbers)
 

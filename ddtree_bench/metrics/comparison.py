@@ -355,8 +355,8 @@ def _reasons_to_withhold(baseline: Arm, arm: Arm, ratio: Ratio | None, rules: _R
 
 
 def _is_untraced(gate: GateResult) -> bool:
-    """True where outputs differ and not one of the differences could be traced to a numeric tie."""
-    return gate.passed is None and bool(gate.numbers.get("num_undecided")) and not gate.numbers.get("num_numeric_ties")
+    """True where outputs differ and one of the differences or more could not be traced to a numeric tie."""
+    return gate.passed is None and bool(gate.numbers.get("num_undecided"))
 
 
 def _class_conflicts(ratios: Mapping[str, Ratio]) -> list[str]:

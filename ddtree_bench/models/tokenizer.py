@@ -14,11 +14,29 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 REPLACEMENT = "\ufffd"
+LONG_TEXT = 65_536  # characters; about 30 ms of tokenizing
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object, empty when there is no such file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """Return a JSON file's object, empty when there is no such file.
+
+    Raises:
+        ValueError: it holds something else; names the file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} must hold JSON; {error}; take it from the checkpoint's release again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object; given {type(value).__name__}; take it from the release again")
+    return value
+
+
+def _read_fast(path: Path) -> FastTokenizer:
+    read_json(path)  # `tokenizers` raises a bare Exception for a file that is no JSON
+    return FastTokenizer.from_file(str(path))
 
 
 def token_text(value: Any) -> str | None:
@@ -47,13 +65,13 @@ class Tokenizer:
         """Read tokenizer.json, tokenizer_config.json and generation_config.json (or config.json) of a checkpoint.
 
         Raises:
-            ValueError: tokenizer.json is missing.
+            ValueError: tokenizer.json is missing, or a file is broken.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
         if not path.exists():
             raise ValueError(f"a checkpoint folder must hold tokenizer.json; {folder} does not; pass another folder")
-        fast = FastTokenizer.from_file(str(path))
+        fast = _read_fast(path)
         settings = read_json(folder / "tokenizer_config.json")
         names = ("bos_token", "eos_token", "pad_token", "unk_token")
         special = {name: text for name in names if (text := token_text(settings.get(name))) is not None}
@@ -75,7 +93,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return token ids; special tokens written in the text are recognised, none are added."""
-        return self.fast.encode(text, add_special_tokens=False).ids
+        if len(text) < LONG_TEXT:
+            return self.fast.encode(text, add_special_tokens=False).ids
+        return self.fast.encode_batch([text], add_special_tokens=False)[0].ids  # lets other threads run meanwhile
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return text; bytes that are no character become U+FFFD."""

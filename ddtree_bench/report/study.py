@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ddtree_bench.records import TrialRecord, read_baseline, read_json, read_trials
+from ddtree_bench.config import read_toml
+from ddtree_bench.records import TrialRecord, read_json, read_trials
+from ddtree_bench.sweep.baselines import Drift, drift_of, pooled, read_launches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class StudyResults:
     folder: Path
     spec: Mapping[str, Any] = field(default_factory=dict)
     trials: Sequence[TrialRecord] = ()
-    baseline: TrialRecord | None = None
+    baselines: Sequence[TrialRecord] = ()
     serving_command: str | None = None
     comparisons: Sequence[Mapping[str, Any]] = ()
 
@@ -31,8 +32,14 @@ class StudyResults:
 
     @property
     def settings(self) -> list[Setting]:
-        """Return the settings of the trials and of the plain baseline that count, fastest first."""
-        return settings_of([*([self.baseline] if self.baseline is not None else []), *self.trials])
+        """Return the settings of the trials and of plain decoding beside them that count, fastest first."""
+        return settings_of([*self.baselines, *self.trials])
+
+    @property
+    def drift(self) -> Drift:
+        """How far plain decoding moved between its launches; the limit is the study's own."""
+        limit = self.spec.get("gates", {}).get("drift")
+        return drift_of([one for one in self.baselines if one.counts], None if limit == "none" else limit)
 
     @property
     def objectives(self) -> list[str]:
@@ -42,7 +49,10 @@ class StudyResults:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting over its replicates: medians of what is timed, acceptance pooled. Only trials that count are in it."""
+    """One setting over its replicates: medians of what is timed, acceptance pooled. Only trials that count are in it.
+
+    Plain decoding, measured several times beside the trials, is pooled: tokens over their time.
+    """
 
     label: str
     mode: str
@@ -68,17 +78,32 @@ def read_study(folder: Path) -> StudyResults:
         raise FileNotFoundError(f"the results folder must exist; given {str(folder)!r}")
     spec_file, script = folder / "study.toml", folder / "best.sh"
     trials = read_trials(folder)
-    comparisons = [read_json(file) for file in sorted(folder.glob("compare-*/comparison.json"))]
+    comparisons = [_read_comparison(file) for file in sorted(folder.glob("compare-*/comparison.json"))]
     if not (spec_file.exists() or trials or comparisons):
         raise FileNotFoundError(f"the folder must hold study.toml, trial-NNN/trial.json or compare-*/; given {str(folder)!r}")
     return StudyResults(
         folder=folder,
-        spec=tomllib.loads(spec_file.read_text(encoding="utf-8")) if spec_file.exists() else {},
+        spec=_read_spec(spec_file) if spec_file.exists() else {},
         trials=trials,
-        baseline=read_baseline(folder),
+        baselines=list(read_launches(folder).values()),
         serving_command=script.read_text(encoding="utf-8").strip() if script.exists() else None,
         comparisons=comparisons,
     )
+
+
+def _read_comparison(file: Path) -> Mapping[str, Any]:
+    result = read_json(file)
+    if not isinstance(result, Mapping) or not {"pairs", "arms", "ranking", "notes"} <= result.keys():
+        raise ValueError(f"{file} must hold the result of one comparison; it does not; move its folder away, or compare again")
+    return result
+
+
+def _read_spec(file: Path) -> Mapping[str, Any]:
+    spec = read_toml(file)
+    for name, table in spec.items():
+        if not isinstance(table, Mapping):
+            raise ValueError(f"{file} must hold tables; given {name} = {table!r}; it is not a sweep's own study.toml")
+    return spec
 
 
 def mode_of(trial: TrialRecord) -> str:
@@ -108,6 +133,7 @@ def _fold(group: Sequence[TrialRecord]) -> Setting:
         return median(values) if values else None
 
     numeric = {name for t in group for name, value in t.metrics.items() if isinstance(value, int | float)}
+    plain = pooled(group) if mode_of(group[0]) == "plain" else None
     rates = [float(t.metrics["output_tok_s"]) for t in group if t.metrics.get("output_tok_s") is not None]
     violated = any(value > 0 for t in group for value in t.constraints.values())
     return Setting(
@@ -115,9 +141,9 @@ def _fold(group: Sequence[TrialRecord]) -> Setting:
         mode=mode_of(group[0]),
         knobs=dict(group[0].effective),
         numbers=[t.number for t in group],
-        output_tok_s=middle("output_tok_s"),
+        output_tok_s=middle("output_tok_s") if plain is None else plain.metrics.get("output_tok_s"),
         acceptance_length=_pooled_acceptance(group),
-        ms_per_token=middle("ms_per_token"),
+        ms_per_token=middle("ms_per_token") if plain is None else plain.metrics.get("ms_per_token"),
         metrics={**group[0].metrics, **{name: middle(name) for name in numeric}},
         low_tok_s=min(rates, default=None),
         high_tok_s=max(rates, default=None),

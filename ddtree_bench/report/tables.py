@@ -14,7 +14,10 @@ from ddtree_bench.report.study import StudyResults, best_of
 
 @dataclass(frozen=True, kw_only=True)
 class SettingRow:
-    """One setting of the result table; None where unknown. `times_plain` and `times_linear` are ms per token of those / own."""
+    """One setting of the result table; None where unknown. `times_plain` and `times_linear` are ms per token of those / own.
+
+    `times_plain` is None where plain decoding drifted too far, or nobody knows how far.
+    """
 
     label: str
     mode: str
@@ -72,7 +75,7 @@ def setting_rows(study: StudyResults) -> list[SettingRow]:
             acceptance_length=s.acceptance_length if s.mode != "plain" else None,
             ttft_p50_ms=s.metrics.get("ttft_p50_ms"),
             tpot_p50_ms=s.metrics.get("tpot_p50_ms"),
-            times_plain=_times(best["plain"], s),
+            times_plain=_times(best["plain"], s) if study.drift.reason is None else None,
             times_linear=_times(best["linear"], s),
             num_trials=len(s.numbers),
             trials=s.numbers,
@@ -180,4 +183,4 @@ def serving_command(study: StudyResults) -> str | None:
 
 
 def _everything(study: StudyResults) -> list[TrialRecord]:
-    return [*([study.baseline] if study.baseline is not None else []), *study.trials]
+    return [*study.baselines, *study.trials]

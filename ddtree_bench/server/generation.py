@@ -6,6 +6,7 @@ has not finished, so that its pages come back.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ddtree_bench.server.responses import FORMATS, Choice, Format
 from ddtree_bench.server.state import STATE
 
 Parse = Callable[[Any, ServedModel], Call]
+LONG_BODY_BYTES = 65_536
 
 
 async def completions(request: web.Request) -> web.StreamResponse:
@@ -44,7 +46,11 @@ async def read_json(request: web.Request) -> Any:
     Raises:
         ApiError: it is not JSON.
     """
-    raw = await request.read()
+    try:
+        raw = await request.read()
+    except web.RequestPayloadError as error:
+        reason = str(error.__cause__ or error).splitlines()[-1].strip()
+        raise ApiError(f"the body must be what its headers tell (Content-Encoding, Content-Length); {reason}") from error
     try:
         return json.loads(raw, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -59,7 +65,11 @@ async def answer(request: web.Request, parse: Parse, endpoint: str) -> web.Strea
     """Answer one call."""
     started_s = time.perf_counter()
     state = request.app[STATE]
-    call = parse(await read_json(request), state.model)
+    body = await read_json(request)
+    if len(await request.read()) < LONG_BODY_BYTES:
+        call = parse(body, state.model)
+    else:  # tokenizing megabytes takes seconds, in which the other clients must be served
+        call = await asyncio.to_thread(parse, body, state.model)
     shape = FORMATS[endpoint](call, state.model, started_s)
     choices = {item.request_id: Choice(index, item) for index, item in enumerate(call.requests)}
     running = state.engine.open(call.requests)

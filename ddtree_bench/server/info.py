@@ -89,6 +89,7 @@ def server_info(settings: EngineSettings, model: ServedModel, counters: Counters
             "max_prefill_tokens": settings.max_prefill_tokens,
             "max_context": model.max_context,
             "is_digest_checked": settings.tensor_parallel > 1,
+            "noise_keyed_by_position": True,  # (seed, absolute position): plain, linear and tree sample the same tokens
             "stats": dataclasses.asdict(stats) if dataclasses.is_dataclass(stats) and not isinstance(stats, type) else None,
         },
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 from ddtree_bench.config import TreeSetting
 from ddtree_bench.engine.settings import EngineSettings
+from ddtree_bench.models.parallel import Parallel
 from ddtree_bench.models.tokenizer import Tokenizer
 from ddtree_bench.models.weights import bundled_drafter_of, read_config, resolve_model
 from ddtree_bench.server.protocol import ServedModel
@@ -51,6 +52,8 @@ def prepare(
     unused = sorted(given & set(UNUSED_KNOBS[mode]))
     if unused:
         log.warning("mode %s does not use %s: left out", mode, ", ".join(f"--{name.replace('_', '-')}" for name in unused))
+    if served_model_name == "":
+        raise ValueError("--served-model-name must not be empty; leave it out for the name of --model")
     folder = resolve_model(model)
     if mode == "plain":
         drafter, tree = None, TreeSetting(mode="plain")
@@ -60,6 +63,7 @@ def prepare(
         block_size = drafter_block(drafter_folder, block_size)
         tree = TreeSetting(mode=mode, block_size=block_size, **knobs)
     settings = EngineSettings(model=model, drafter=drafter, tree=tree, **engine)
+    check_ranks(folder, settings.tensor_parallel)
     check_device(settings)
     return settings, served_model(folder, settings, served_model_name)
 
@@ -89,6 +93,17 @@ def drafter_block(folder: Path, block_size: int | None) -> int:
     return own if block_size is None else block_size
 
 
+def check_ranks(folder: Path, num_ranks: int) -> None:
+    """Raise where the target's heads do not divide over the ranks, before any of them is started."""
+    config = read_config(folder)
+    heads = config.get("num_attention_heads")
+    if num_ranks == 1 or not isinstance(heads, int):
+        return  # what a config must hold is for the loader to say
+    first = Parallel(rank=0, world_size=num_ranks)
+    first.shard_range(heads, "num_attention_heads")
+    first.kv_head_range(config.get("num_key_value_heads") or heads)
+
+
 def check_device(settings: EngineSettings) -> None:
     """Raise where the GPUs that are asked for are not there."""
     if settings.device != "cuda":
@@ -106,13 +121,17 @@ def check_device(settings: EngineSettings) -> None:
 def served_model(folder: Path, settings: EngineSettings, name: str | None) -> ServedModel:
     """Return the model as clients see it; the context is the checkpoint's until the engine tells what fits its cache."""
     config = read_config(folder)
-    context = config.get("max_position_embeddings", 32_768)
+    context: int = config.get("max_position_embeddings", 32_768)
+    vocab_size: int = config.get("vocab_size", 0)
+    for key, value in (("max_position_embeddings", context), ("vocab_size", vocab_size)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{key} in {folder / 'config.json'} must be an integer of at least 1; given {value!r}")
     has_tokenizer = (folder / "tokenizer.json").exists()
     return ServedModel(
         model_id=name or settings.model,
         model_path=str(folder.resolve()),
         tokenizer=Tokenizer.load(folder) if has_tokenizer else None,
         max_context=min(context, settings.max_context or context),
-        vocab_size=config["vocab_size"],
+        vocab_size=vocab_size,
         aliases=(settings.model, folder.name),
     )

@@ -208,7 +208,10 @@ class CompletionsFormat(OpenAIFormat):
         return {"text": update.text, "logprobs": self.logprobs(choice, update.logprobs, offset)}
 
     def logprobs(self, choice: Choice, logprobs: Sequence[TokenLogprob], offset: int) -> Json | None:
-        """Return the four parallel lists; a token's text and offset are of the token decoded alone."""
+        """Return the four parallel lists; a token's text and offset are of the token decoded alone.
+
+        A fifth, `top_logits`, is an extension: the target's highest logit at each token, where the engine tells it.
+        """
         if choice.request.sampling.logprobs is None:
             return None
         tokens = [self.token_text(item.token) for item in logprobs]
@@ -216,11 +219,14 @@ class CompletionsFormat(OpenAIFormat):
         for token in tokens:
             offsets.append(offset)
             offset += len(token)
+        logits = [item.top_logit for item in logprobs if item.top_logit is not None]
+        extension = {"top_logits": logits} if len(logits) == len(logprobs) else {}
         return {
             "tokens": tokens,
             "token_logprobs": [finite(item.logprob) for item in logprobs],
             "top_logprobs": [{self.token_text(token): finite(value) for token, value in item.top} for item in logprobs],
             "text_offset": offsets,
+            **extension,
         }
 
 

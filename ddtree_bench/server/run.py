@@ -53,6 +53,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         ServerError: the address cannot be had.
     """
+    if not host:  # the system would take it for every interface
+        raise ServerError("host must be an address; given an empty one; 0.0.0.0 listens on every interface", kind="bad_host")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

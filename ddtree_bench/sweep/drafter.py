@@ -20,8 +20,10 @@ def drafter_block_size(server: ServerSpec) -> int | None:
         file = folder / "config.json"
         if file.is_file():
             config = read_json(file)
-            found = config.get("block_size", config.get("dflash_config", {}).get("block_size"))
-            return None if found is None else int(found)
+            if not isinstance(config, dict):
+                raise ValueError(f"{file} must hold a JSON object; given {type(config).__name__}; take the drafter's own")
+            found = config.get("block_size", (config.get("dflash_config") or {}).get("block_size"))
+            return found if isinstance(found, int) else None
     return None
 
 

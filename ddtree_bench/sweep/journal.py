@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddtree_bench.errors import MissingPackageError
+from ddtree_bench.errors import DdtreeError, MissingPackageError
 
 JOURNAL = "journal.log"
 
@@ -23,10 +23,18 @@ def open_storage(results_dir: Path, url: str | None) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     if url is not None:
+        from sqlalchemy.exc import SQLAlchemyError
+
         try:
             return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
         except ImportError as error:
             raise MissingPackageError(str(error.name), "postgres", f"study.storage {url.split(':')[0]!r}") from error
+        except SQLAlchemyError as error:  # the URL may hold a password: only its first word is told
+            scheme, reason = url.partition(":")[0], str(error).splitlines()[0]
+            raise DdtreeError(
+                f"study.storage must be the URL of a database that can be reached; given {scheme!r}: {reason}; "
+                "leave it out for a journal in the results folder"
+            ) from error
     path = results_dir / JOURNAL
     repair_journal(path)
     for stale in results_dir.glob(f"{JOURNAL}.lock*"):

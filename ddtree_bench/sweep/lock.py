@@ -13,7 +13,7 @@ from ddtree_bench.errors import DdtreeError
 
 @contextlib.contextmanager
 def results_lock(results_dir: Path) -> Iterator[None]:
-    """Hold the results folder for one sweep.
+    """Hold a results folder for one sweep or comparison.
 
     Raises:
         DdtreeError: another process holds it; names that process.
@@ -26,7 +26,7 @@ def results_lock(results_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise DdtreeError(
-                f"{results_dir} must be written by one sweep at a time; process {file.read().strip() or '?'} is writing it; "
+                f"{results_dir} must be written by one command at a time; process {file.read().strip() or '?'} is writing it; "
                 "wait for it, stop it, or give another --results"
             ) from None
         file.truncate(0)

@@ -12,7 +12,8 @@ from typing import Any
 from ddtree_bench.backends import Backend
 from ddtree_bench.config import SweepSpec, TreeSetting
 from ddtree_bench.records import read_baseline, read_trials
-from ddtree_bench.sweep.results import difference, serving_command
+from ddtree_bench.sweep.baselines import last_measured, num_due, read_baselines
+from ddtree_bench.sweep.results import difference, holds_study, serving_command
 from ddtree_bench.sweep.run import check_backend, resolve
 from ddtree_bench.sweep.space import start_params
 from ddtree_bench.sweep.toml import to_toml
@@ -91,6 +92,8 @@ def make_plan(spec: SweepSpec, results_dir: Path, backend: Backend, *, reuse_ser
     done = read_trials(results_dir)
     wanted = spec.study.trials if num_legal is None else min(spec.study.trials, num_legal)
     num_launches = max(wanted - len(done), 0) + (read_baseline(results_dir) is None)
+    if spec.gates.drift is not None:
+        num_launches += num_due(last_measured(read_baselines(results_dir)), len(done), max(wanted, len(done)))
     seconds = [record.timings_s["total"] for record in done if record.state == "complete" and "total" in record.timings_s]
     trial_s, basis = (median(seconds), f"median of {len(seconds)} trials done") if seconds else _assumed(spec)
     return Plan(
@@ -121,8 +124,7 @@ def _assumed(spec: SweepSpec) -> tuple[float, str]:
 
 
 def _differences(spec: SweepSpec, results_dir: Path) -> list[str]:
-    file = results_dir / "study.toml"
-    if not file.exists():
+    if not holds_study(results_dir):
         return []
-    kept: Mapping[str, Any] = json.loads(json.dumps(SweepSpec.from_toml(file).to_dict()))
+    kept: Mapping[str, Any] = json.loads(json.dumps(SweepSpec.from_toml(results_dir / "study.toml").to_dict()))
     return difference(kept, json.loads(json.dumps(spec.to_dict())))

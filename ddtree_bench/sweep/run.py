@@ -1,5 +1,7 @@
 """The driver of a sweep: lock, resume, plain arm, then ask → launch → tell until the number of trials is reached.
 
+Plain decoding is measured again every few trials and at the end, so that its drift is known (`ddtree_bench.sweep.baselines`).
+
 trial.json is written before anything is told, so a kill at any instant loses no completed trial; the same command again goes
 on to the same total. `trial-NNN` holds settled trials only: a launch that the machine spoiled is moved to failed-attempts/.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,8 @@ from ddtree_bench.backends.leases import default_lease_dir, sweep_leases
 from ddtree_bench.config import KnobRange, SweepSpec, TreeSetting
 from ddtree_bench.errors import ServerError, unknown_name
 from ddtree_bench.metrics.latency import samples_needed
-from ddtree_bench.records import BASELINE_DIR, Failure, TrialRecord, provenance, read_baseline, read_trials
+from ddtree_bench.records import TrialRecord, provenance, read_baseline, read_trials
+from ddtree_bench.sweep.baselines import baseline_asked, baseline_dir, is_due, last_measured, read_baselines
 from ddtree_bench.sweep.journal import open_storage
 from ddtree_bench.sweep.launchers import Executor, get_executor
 from ddtree_bench.sweep.lock import results_lock
@@ -122,10 +126,11 @@ def run_sweep(
     check_backend(spec, space, backend, reuse_server=reuse_server)
     places = get_executor(executor, backend, observer.stage)
     with results_lock(results_dir), interruptible():
-        check_same_study(spec, results_dir)
+        made = provenance()
+        check_same_study(spec, results_dir, made)
         for line in sweep_leases(lease_dir or default_lease_dir()):
             observer.note(line)
-        driver = _Driver(spec, space, results_dir, backend, places, observer)
+        driver = _Driver(spec, space, results_dir, backend, places, observer, made)
         try:
             return driver.run()
         except Interrupted:
@@ -138,11 +143,19 @@ class _Driver:
     """One run of a sweep in a locked results folder."""
 
     def __init__(
-        self, spec: SweepSpec, space: Space, results_dir: Path, backend: Backend, executor: Executor, observer: Observer
+        self,
+        spec: SweepSpec,
+        space: Space,
+        results_dir: Path,
+        backend: Backend,
+        executor: Executor,
+        observer: Observer,
+        made: Mapping[str, Any],
     ) -> None:
         self._spec, self._space, self._results_dir = spec, space, results_dir
         self._backend, self._executor, self._observer = backend, executor, observer
-        self._provenance = provenance()
+        self._provenance = made
+        self._plain_tried = 0  # after how many trials plain decoding was last launched, whatever came of it
         self._started_s = time.monotonic()
 
     def run(self) -> SweepResult:
@@ -159,8 +172,11 @@ class _Driver:
             self._observer.note(line)
         self._observer.begin(len(settled), self._spec.study.trials)
         is_exhausted = self._search(study, settled)
+        self._measure_plain_again(len(settled), is_over=True)
         result = collect(self._spec, self._results_dir, self._backend, num_repeats=study.num_repeats, is_exhausted=is_exhausted)
         write_results(self._spec, result)
+        if result.plain is not None and self._spec.gates.drift is not None:
+            self._observer.note(result.drift.text)
         return result
 
     def _settled(self) -> dict[int, TrialRecord]:
@@ -175,7 +191,7 @@ class _Driver:
         return settled
 
     def _baseline(self) -> TrialRecord:
-        """Return the plain arm, measured now unless the folder holds it.
+        """Return the first launch of the plain arm, measured now unless the folder holds it.
 
         Raises:
             DdtreeError: plain decoding has failed: without it nothing can be gated or compared.
@@ -183,20 +199,35 @@ class _Driver:
         kept = read_baseline(self._results_dir)
         if kept is not None and kept.state == "complete" and self._has_plain_outputs():
             return kept
-        failure: Failure | None = None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            job = self._job(-1, TreeSetting(mode="plain"), {"mode": "plain"}, attempt)
-            record = self._run_one(job)
-            self._observer.ended(job, record, 0)
-            failure = record.failure
-            if failure is None:
-                return record
-            if failure.is_own_fault:
-                break
-            self._put_aside(job.workdir, attempt)
-        assert failure is not None, "every attempt above has failed"
+        record = self._measure_plain(1, 0)
+        failure = record.failure
+        if failure is None:
+            return record
         reason = f"plain decoding must be measured before a sweep; it failed: {failure.reason}"
         raise ServerError(reason, kind=failure.kind, log_tail=failure.log_tail)
+
+    def _measure_plain(self, index: int, num_trials: int) -> TrialRecord:
+        """Launch the plain arm for the `index`-th time, after `num_trials` trials, and again where the machine spoils it."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            job = self._job(-index, TreeSetting(mode="plain"), baseline_asked(num_trials), attempt)
+            record = self._run_one(job)
+            self._observer.ended(job, record, num_trials)
+            if record.failure is None or record.failure.is_own_fault:
+                break
+            self._put_aside(job.workdir, attempt)
+        return record
+
+    def _measure_plain_again(self, num_trials: int, *, is_over: bool) -> None:
+        """Measure plain decoding once more where that is due; a launch that fails leaves the drift unknown and ends nothing."""
+        if self._spec.gates.drift is None:
+            return
+        baselines = read_baselines(self._results_dir)
+        if not is_due(max(last_measured(baselines), self._plain_tried), num_trials, is_over=is_over):
+            return
+        self._plain_tried = num_trials
+        failure = self._measure_plain(max(baselines) + 1, num_trials).failure
+        if failure is not None:
+            self._observer.note(f"plain decoding could not be measured again after {num_trials} trials: {failure.reason}")
 
     def _has_plain_outputs(self) -> bool:
         """True where the losslessness gate has what it needs; a data set's file may have changed since."""
@@ -209,7 +240,8 @@ class _Driver:
         return self._results_dir / "plain.json"
 
     def _job(self, number: int, setting: TreeSetting, asked: Any, attempt: int) -> TrialJob:
-        workdir = self._results_dir / BASELINE_DIR if number < 0 else trial_dir(self._results_dir, number)
+        folder = self._results_dir
+        workdir = baseline_dir(folder, -number) if number < 0 else trial_dir(folder, number)
         shutil.rmtree(workdir, ignore_errors=True)  # what a killed run left: it has no record
         return TrialJob(
             number=number,
@@ -236,6 +268,7 @@ class _Driver:
             if self._is_over_time():
                 self._observer.note(f"study.timeout_s of {self._spec.study.timeout_s:g} s is over; the same command goes on")
                 return False
+            self._measure_plain_again(len(settled), is_over=False)
             number = next(n for n in range(len(settled) + 1) if n not in settled)
             asked = study.ask(number)
             if asked is None:

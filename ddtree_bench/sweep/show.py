@@ -109,4 +109,6 @@ def outcome(record: TrialRecord) -> str:
         return f"{record.label}: failed, {record.failure.kind} ({fault}): {record.failure.reason}"
     rate, acceptance = record.metrics.get("output_tok_s"), record.metrics.get("acceptance_length")
     told = "" if acceptance is None else f", acceptance length {acceptance:.2f}"
+    unchecked = [gate.name for gate in record.gates if gate.passed is None]
+    told += f" (not checked: {', '.join(unchecked)})" if unchecked else ""
     return f"{record.label}: {rate:.1f} tok/s{told}"

@@ -59,6 +59,11 @@ class Space:
         trained = drafter_block_size(spec.server)
         if "block_size" not in given:
             given["block_size"] = (_require_block_size(trained, spec),)
+        if trained is not None and min(given["block_size"]) > trained:
+            raise ValueError(
+                f"space.block_size must hold a value of at most {trained}, what the drafter was trained for; "
+                f"given {list(given['block_size'])}; lower it"
+            )
         modes = ("linear", "tree") if mode == "tree" else ("linear",)
         names: tuple[str, ...] = SPACE_KEYS if mode == "tree" else _USED_BY_LINEAR
         knobs = [Knob(name=name, values=given.get(name, (getattr(_DEFAULT, name),))) for name in names]

@@ -10,10 +10,11 @@ from ddtree_bench.config import MODES, TreeSetting
 from ddtree_bench.records import GateResult
 from ddtree_bench.trial.plain import PlainOutput
 
-# A server tells log-probabilities, not logits, so the size of a logit is unknown; the top logit of the models measured here
-# lies between 8 and 32, and the coarsest step of bfloat16 there is that of 16 to 32.
+# Our server tells the target's top logit beside the log-probabilities; others do not, and then its size is assumed.
 ASSUMED_TOP_LOGIT = 16.0
+ASSUMPTION = f"tie limit assumes logits of at most {ASSUMED_TOP_LOGIT:g}"
 MAX_TIE_ULP = 2
+AT_TEMPERATURE = "losslessness at temperature"
 
 
 def bf16_ulp(value: float) -> float:
@@ -21,31 +22,49 @@ def bf16_ulp(value: float) -> float:
     return math.ldexp(1.0, math.frexp(abs(value))[1] - 8)
 
 
-def losslessness(plain: Sequence[PlainOutput], texts: Sequence[str], *, dtype: str) -> GateResult:
+def losslessness(
+    plain: Sequence[PlainOutput], texts: Sequence[str], *, dtype: str, concurrency: int = 1, name: str = "losslessness"
+) -> GateResult:
     """Compare texts with plain decoding's: equal in float32; in bfloat16 they may part only where the top two logits tie."""
     verdicts = [divergence(output, text) for output, text in zip(plain, texts, strict=True)]
     is_allowed = [v is None or (dtype == "bfloat16" and v["is_tie"]) for v in verdicts]
     bad = [(o.prompt_id, v) for o, v, ok in zip(plain, verdicts, is_allowed, strict=True) if not ok and v is not None]
     num_ties = sum(v is not None for v in verdicts) - len(bad)
     detail = ""
+    told = [v for v in verdicts if v is not None]
     if bad:
         prompt_id, verdict = bad[0]
         detail = f"{len(bad)} of {len(texts)} outputs differ from plain decoding; first {prompt_id!r}: {verdict['why']}"
     elif num_ties:
         detail = f"{num_ties} of {len(texts)} outputs part from plain decoding at numeric ties"
-    numbers = {"num_prompts": len(texts), "num_equal": len(texts) - num_ties - len(bad), "num_ties": num_ties}
-    return GateResult(
-        name="losslessness", passed=not bad, detail=detail, numbers={**numbers, "tie_share": num_ties / max(len(texts), 1)}
-    )
+        detail += f"; {ASSUMPTION}" if any(v["is_assumed"] for v in told) else ""
+    numbers: dict[str, float] = {"num_prompts": len(texts), "num_equal": len(texts) - num_ties - len(bad), "num_ties": num_ties}
+    numbers |= {"tie_share": num_ties / max(len(texts), 1), "concurrency": concurrency}
+    return GateResult(name=name, passed=not bad, detail=detail, numbers=numbers)
+
+
+def why_not_at_temperature(*, is_keyed: bool, has_plain: bool, dtype: str) -> str | None:
+    """Return why sampled texts cannot be compared with plain decoding's; None where they can."""
+    if not (is_keyed and has_plain):
+        return (
+            "not checked: the server does not tell that its noise is keyed by seed and position, so sampled texts differ "
+            "without fault; a distribution test is needed"
+        )
+    if dtype != "float32":
+        return f"not checked: in {dtype} sampled texts may part by rounding, and a tie under noise cannot be shown"
+    return None
 
 
 def divergence(plain: PlainOutput, text: str) -> dict[str, Any] | None:
-    """Return where a text parts from the plain output, the gap of plain decoding's top two there, and whether it is a tie."""
+    """Return where a text parts from the plain output, the gap of plain decoding's top two there, and whether it is a tie.
+
+    A tie is a gap of at most 2 ULP of bfloat16 at the target's top logit there; `is_assumed` tells that the logit is unknown.
+    """
     if text == plain.text:
         return None
     common = next((i for i, (a, b) in enumerate(zip(plain.text, text, strict=False)) if a != b), min(len(text), len(plain.text)))
     where = f"at character {common}, plain {plain.text[common : common + 20]!r}, here {text[common : common + 20]!r}"
-    unproven = {"character": common, "gap": None, "is_tie": False}
+    unproven = {"character": common, "gap": None, "is_tie": False, "is_assumed": False}
     if plain.tokens is None or plain.top is None:
         return {**unproven, "why": f"{where}; the server tells no log-probabilities, so a tie cannot be shown"}
     index, start = token_at(plain.tokens, common)
@@ -53,12 +72,14 @@ def divergence(plain: PlainOutput, text: str) -> dict[str, Any] | None:
     if len(best) < 2:
         return {**unproven, "why": f"{where}; the second-best token there is unknown"}
     (_, first), (runner_up, second) = best
-    gap, limit = first - second, MAX_TIE_ULP * bf16_ulp(ASSUMED_TOP_LOGIT)
+    logits = plain.top_logits or ()
+    is_assumed = index >= len(logits) or logits[index] is None
+    gap, limit = first - second, MAX_TIE_ULP * bf16_ulp(ASSUMED_TOP_LOGIT if is_assumed else logits[index])
     is_runner_up = text.startswith(runner_up, start) or not text[start:]  # an end of text shows no string
     is_tie = gap <= limit and is_runner_up
     kind = "numeric tie" if is_tie else "BUG" if is_runner_up else "BUG: not even the second-best token"
-    why = f"{where}; gap of the top two {gap:.3g}, a tie up to {limit:g}: {kind}"
-    return {"character": common, "gap": gap, "is_tie": is_tie, "why": why}
+    why = f"{where}; gap of the top two {gap:.3g}, a tie up to {limit:g}{f' ({ASSUMPTION})' if is_assumed else ''}: {kind}"
+    return {"character": common, "gap": gap, "is_tie": is_tie, "is_assumed": is_assumed, "why": why}
 
 
 def token_at(tokens: Sequence[str], character: int) -> tuple[int, int]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ddtree_bench.backends.launch import log_tail
 from ddtree_bench.config import LoadSpec
 from ddtree_bench.errors import ServerError, TrialError
 from ddtree_bench.load.runner import LoadResult, run_load_async
+from ddtree_bench.load.workloads import workload_of
 from ddtree_bench.records import RequestRecord
 from ddtree_bench.trial.interrupt import Interrupted
 
@@ -26,21 +28,52 @@ MAX_TOK_S_OF_A_STREAM = 50_000.0  # more than any engine decodes for one request
 
 
 def run_watched(
-    running: RunningServer, spec: LoadSpec, *, log_path: Path, on_record: Callable[[RequestRecord], None] | None = None
+    running: RunningServer,
+    spec: LoadSpec,
+    *,
+    log_path: Path,
+    on_record: Callable[[RequestRecord], None] | None = None,
+    on_window: Callable[[], None] | None = None,
 ) -> LoadResult:
     """Run the load against a server and return what it gave.
 
+    Args:
+        on_window: called between the warm-up and the measured window, while nothing is in flight.
     Raises:
         ServerError: the server's process ended during the load.
         Interrupted: SIGINT or SIGTERM.
     """
-    return asyncio.run(_run_watched(running, spec, log_path, on_record))
+    options: dict[str, Any] = {"model": running.model, "log_path": log_path, "on_record": on_record}
+    if on_window is None:
+        return asyncio.run(_run_watched(running, run_load_async(running.url, spec, **options)))
+    return asyncio.run(_run_watched(running, _warm_then_load(running.url, spec, on_window, options)))
 
 
-async def _run_watched(
-    running: RunningServer, spec: LoadSpec, log_path: Path, on_record: Callable[[RequestRecord], None] | None
-) -> LoadResult:
-    load = asyncio.create_task(run_load_async(running.url, spec, model=running.model, log_path=log_path, on_record=on_record))
+async def _warm_then_load(url: str, spec: LoadSpec, on_window: Callable[[], None], options: Mapping[str, Any]) -> LoadResult:
+    """Run the warm-up as a load of its own, at the load's concurrency, then the load without one."""
+    workload, warm = workload_of(spec), None
+    if workload.warmups:
+        closed = dataclasses.replace(
+            spec,
+            num_prompts=len(workload.warmups),
+            num_warmups=0,
+            request_rate=None,
+            max_concurrency=spec.max_concurrency or (1 if spec.request_rate is None else len(workload.warmups)),
+        )
+        warm = await run_load_async(url, closed, model=options["model"], prompts=workload.warmups)
+        if warm.is_interrupted:
+            return warm
+    on_window()
+    result = await run_load_async(url, dataclasses.replace(spec, num_warmups=0), **options)
+    return dataclasses.replace(
+        result,
+        num_failed_warmups=0 if warm is None else sum(record.outcome != "ok" for record in warm.records),
+        notes=(*workload.notes, *(note for note in result.notes if note not in workload.notes)),
+    )
+
+
+async def _run_watched(running: RunningServer, loading: Coroutine[Any, Any, LoadResult]) -> LoadResult:
+    load = asyncio.create_task(loading)
     watch = asyncio.create_task(_watch(running))
     with _sigterm_cancels(load) as was_terminated:
         try:

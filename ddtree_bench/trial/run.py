@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +22,16 @@ from ddtree_bench.records import Failure, GateResult, RequestRecord, TrialRecord
 from ddtree_bench.trial import gates
 from ddtree_bench.trial.measure import EXIT_WAIT_S, refuse_bad_numbers, run_watched
 from ddtree_bench.trial.plain import (
+    GatePrompt,
+    PlainOutput,
     collect_plain,
     collect_texts,
+    gate_concurrency,
     gate_prompts,
+    is_noise_keyed,
     plain_key,
     read_plain,
+    sampled,
     write_plain,
 )
 
@@ -128,24 +133,60 @@ def _gates_before_load(job: TrialJob, backend: Backend, seen: _Observed) -> None
     _require(seen, gates.setting_gate(job.setting, seen.effective) if backend.can_launch else None, "setting_mismatch")
     if not job.spec.gates.losslessness:
         return
-    prompts = gate_prompts(job.spec)
-    key = plain_key(job.spec, prompts)
-    ask: dict[str, Any] = {"max_tokens": job.spec.gates.gate_max_tokens, "timeout_s": job.spec.load.timeout_s}
     try:
         if job.setting.mode == "plain":
-            if read_plain(job.plain_path, key) is None:
-                write_plain(job.plain_path, key, collect_plain(running.url, running.model, prompts, **ask))
-            return
-        plain = read_plain(job.plain_path, key)
-        if plain is None:
-            detail = "no outputs of plain decoding are kept for this model and these prompts"
-            seen.gates.append(GateResult(name="losslessness", passed=None, detail=detail))
-            return
-        texts = collect_texts(running.url, running.model, prompts, **ask)
+            _keep_plain(job, seen, running)
+        else:
+            _compare_with_plain(job, seen, running, can_launch=backend.can_launch)
     except ServerError:
         running.check(wait_s=EXIT_WAIT_S)  # a server that died says more than the broken connection
         raise
-    _require(seen, gates.losslessness(plain, texts, dtype=job.spec.server.dtype), "losslessness")
+
+
+def _keep_plain(job: TrialJob, seen: _Observed, running: RunningServer) -> None:
+    """Write plain decoding's own outputs, unless the study holds them; sampled ones only where others can repeat them."""
+    prompts, temperature = gate_prompts(job.spec), job.spec.load.temperature
+    key = plain_key(job.spec, prompts)
+    if read_plain(job.plain_path, key) is not None:
+        return
+    wanted = prompts + (sampled(prompts, temperature) if temperature > 0 and is_noise_keyed(seen.info) else [])
+    outputs = collect_plain(running.url, running.model, wanted, **_limits(job))
+    write_plain(job.plain_path, key, outputs, dict(job.provenance) or provenance())
+
+
+def _compare_with_plain(job: TrialJob, seen: _Observed, running: RunningServer, *, can_launch: bool) -> None:
+    """Ask the gate's prompts under the load's own conditions: as many at once, and at its temperature besides greedily.
+
+    Raises:
+        TrialError: texts differ, or the study holds no outputs of plain decoding although it could (the machine's fault).
+    """
+    prompts, temperature, dtype = gate_prompts(job.spec), job.spec.load.temperature, job.spec.server.dtype
+    plain = read_plain(job.plain_path, plain_key(job.spec, prompts))
+    if plain is None:
+        detail = "no outputs of plain decoding are kept for this model and these prompts"
+        if can_launch:
+            raise TrialError(f"gate losslessness was asked for and must be checked; {detail}", kind="no_plain_outputs")
+        seen.gates.append(GateResult(name="losslessness", passed=None, detail=f"not checked: {detail}"))
+        return
+    concurrency = min(gate_concurrency(job.spec), len(prompts))
+
+    def gate(asked: Sequence[GatePrompt], kept: Sequence[PlainOutput], name: str) -> None:
+        texts = collect_texts(running.url, running.model, asked, concurrency=concurrency, **_limits(job))
+        _require(seen, gates.losslessness(kept, texts, dtype=dtype, concurrency=concurrency, name=name), "losslessness")
+
+    gate(prompts, [output for output in plain if output.temperature == 0], "losslessness")
+    if temperature == 0:
+        return
+    kept = [output for output in plain if output.temperature > 0]
+    why_not = gates.why_not_at_temperature(is_keyed=is_noise_keyed(seen.info), has_plain=bool(kept), dtype=dtype)
+    if why_not is not None:
+        seen.gates.append(GateResult(name=gates.AT_TEMPERATURE, passed=None, detail=why_not))
+        return
+    gate(sampled(prompts, temperature), kept, gates.AT_TEMPERATURE)
+
+
+def _limits(job: TrialJob) -> dict[str, Any]:
+    return {"max_tokens": job.spec.gates.gate_max_tokens, "timeout_s": job.spec.load.timeout_s}
 
 
 def _load(job: TrialJob, seen: _Observed, on_stage: OnStage) -> None:
@@ -158,22 +199,52 @@ def _load(job: TrialJob, seen: _Observed, on_stage: OnStage) -> None:
         num_done += 1
         on_stage(f"load {num_done}/{job.spec.load.num_prompts}")
 
+    before: dict[str, float] = {}
+    is_known = stage_seconds(seen.info) is not None
+
+    def on_window() -> None:
+        before.update(stage_seconds(server_info(running.url)) or {})
+
     start_s = time.monotonic()
     try:
-        result = run_watched(running, job.spec.load, log_path=job.workdir / "requests.jsonl", on_record=on_record)
+        result = run_watched(
+            running,
+            job.spec.load,
+            log_path=job.workdir / "requests.jsonl",
+            on_record=on_record,
+            on_window=on_window if is_known else None,
+        )
     except BaseException:
         seen.timings_s["load"] = time.monotonic() - start_s
         raise
     seen.timings_s["warm"] = max(result.window_start_s - start_s, 0.0)
     seen.timings_s["load"] = time.monotonic() - start_s - seen.timings_s["warm"]
     summary = summarise_load(result)
-    seen.metrics = trial_metrics(summary)
+    seen.metrics = trial_metrics(summary) | {"stages_s": _stages_of_window(running, before) if is_known else None}
     seen.warnings += [*result.notes, *summary["warnings"]]
     refuse_bad_numbers(seen.metrics, result)
     acceptance = seen.metrics.get("acceptance_length")
     if job.setting.mode != "plain" and acceptance is not None and acceptance <= 1.0:
         seen.warnings.append("acceptance_length is 1.0: the drafter contributes nothing")
     _require(seen, gates.min_acceptance(seen.metrics, job.spec.gates.min_acceptance, job.setting.mode), "min_acceptance")
+
+
+def stage_seconds(info: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return the seconds by stage that a server's /server_info tells since its start; None where it tells none."""
+    block = info.get("ddtree")
+    stats = block.get("stats") if isinstance(block, Mapping) else None
+    told = stats.get("stage_seconds") if isinstance(stats, Mapping) else None
+    if not isinstance(told, Mapping):
+        return None
+    return {str(name): float(seconds) for name, seconds in told.items() if isinstance(seconds, int | float)}
+
+
+def _stages_of_window(running: RunningServer, before: Mapping[str, float]) -> dict[str, float] | None:
+    """Return the server's seconds by stage inside the measured window; None where it told none after it, or was reset."""
+    after = stage_seconds(server_info(running.url))
+    if after is None or any(after.get(name, 0.0) < seconds for name, seconds in before.items()):
+        return None
+    return {name: round(seconds - before.get(name, 0.0), 6) for name, seconds in after.items()}
 
 
 def _require(seen: _Observed, gate: GateResult | None, kind: str) -> None:

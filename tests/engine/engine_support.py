@@ -13,12 +13,25 @@ import torch
 from ddtree_bench.config import TreeSetting
 from ddtree_bench.engine.engine import Engine
 from ddtree_bench.engine.request import GenerationRequest, GenerationUpdate, SamplingParams
+from ddtree_bench.engine.runner import Runner
 from ddtree_bench.engine.settings import EngineSettings
 from ddtree_bench.models.dflash import DFlashConfig
 from ddtree_bench.models.qwen3 import Qwen3Config
 
 VOCAB_SIZE = 96
 PLAIN = TreeSetting(mode="plain")
+CHAINS = [TreeSetting(mode="linear", block_size=block_size) for block_size in (4, 8, 16)]
+TREES = [
+    TreeSetting(mode="tree", block_size=block_size, node_budget=budget, top_k=4)
+    for block_size in (4, 8, 16)
+    for budget in (1, 7, 15, 63)
+]
+SHAPED = [
+    TreeSetting(mode="tree", block_size=8, depth=3, node_budget=15, top_k=8, branching=2, draft_temperature=0.6),
+    TreeSetting(mode="tree", block_size=8, node_budget=7, top_k=1),
+    TreeSetting(mode="tree", block_size=8, node_budget=15, depth=1),
+    TreeSetting(mode="tree", block_size=8, node_budget=0),
+]
 
 
 def write_pair(folder: Path, *, max_context: int = 256, eos_token_id: int | None = None, **sizes: Any) -> Path:
@@ -80,11 +93,13 @@ def use_oracle(
     answers: Mapping[str, Sequence[int]],
     *,
     hit_rate: float | Mapping[str, float],
+    keeps_drafter: bool = False,
 ) -> None:
     """Replace the drafter's logits: noise, and the true next token on top with probability `hit_rate` a depth.
 
     What is drawn depends on the token's position alone, so every rank and every run draws the same. With some more
-    probability the true token is only among the next candidates, where a tree can still find it.
+    probability the true token is only among the next candidates, where a tree can still find it. With `keeps_drafter`
+    the drafter runs too and its own logits, which spread like the noise, take the noise's place.
     """
     runner = engine.runner
     rates = hit_rate if isinstance(hit_rate, Mapping) else dict.fromkeys(prompts, hit_rate)
@@ -95,7 +110,7 @@ def use_oracle(
         prefixes = prefix_lengths_B.tolist()
         assert len(names) == len(prefixes), "every prefilled sequence is in the round"
         rows = [
-            _oracle_row(truth[name], prefix + depth, runner.vocab_size, rates[name])
+            _oracle_row(truth[name], prefix + depth, runner.vocab_size, rates[name], has_noise=not keeps_drafter)
             for name, prefix in zip(names, prefixes, strict=True)
             for depth in range(1, runner.setting.max_depth + 1)
         ]
@@ -103,15 +118,22 @@ def use_oracle(
         start = runner.vocab_offset
         shard_RV = logits_RW[:, start : start + runner.num_local_tokens]
         missing = runner.num_local_tokens - shard_RV.shape[1]
-        return torch.nn.functional.pad(shard_RV, (0, missing), value=-torch.inf).to(runner.device)
+        drawn_RV = torch.nn.functional.pad(shard_RV, (0, missing), value=-torch.inf).to(runner.device)
+        if not keeps_drafter:
+            return drawn_RV
+        own_RV = Runner.draft_logits(runner, root_tokens_B, prefix_lengths_B, page_table_BP)
+        return torch.where(drawn_RV.isnan(), own_RV, drawn_RV)
 
     runner.draft_logits = draft_logits  # type: ignore[method-assign]
 
 
-def _oracle_row(truth: Sequence[int], position: int, vocab_size: int, hit_rate: float) -> torch.Tensor:
+def _oracle_row(truth: Sequence[int], position: int, vocab_size: int, hit_rate: float, *, has_noise: bool) -> torch.Tensor:
+    """Return one depth's logits; without noise only the true token has one, the others are NaN."""
     generator = torch.Generator().manual_seed(7919 * position + len(truth))
     logits_V = torch.randn(vocab_size, generator=generator)
     draw = float(torch.rand(1, generator=generator))
+    if not has_noise:
+        logits_V.fill_(torch.nan)
     if position < len(truth):
         logits_V[truth[position]] = 6.0 if draw < hit_rate else 2.4
     return logits_V

@@ -17,6 +17,9 @@ from ddtree_bench.engine.settings import EngineSettings, thread_environment
         ({"load_format": "gguf"}, "load_format must be one of auto, dummy"),
         ({"page_size": 0}, "page_size must be at least 1"),
         ({"max_total_tokens": 0}, "max_total_tokens must be at least 1"),
+        ({"threads": 100_000}, "threads must be at most 1024"),
+        ({"seed": -1}, "seed must be between 0 and"),
+        ({"seed": 2**63}, "seed must be between 0 and"),
     ],
 )
 def test_bad_values_are_refused_by_name(changes: dict, message: str) -> None:

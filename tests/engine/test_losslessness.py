@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_support import PLAIN, engine_of, outputs, prompt_of, request_of, tokens_of, use_oracle
+from engine_support import CHAINS, PLAIN, SHAPED, TREES, engine_of, outputs, prompt_of, request_of, tokens_of, use_oracle
 
 from ddtree_bench.config import TreeSetting
 from ddtree_bench.engine import round as round_module
@@ -19,19 +19,6 @@ NUM_TOKENS = 30
 GREEDY: dict[str, Any] = {}
 SAMPLED = {"temperature": 1.0, "seed": 11}
 PROMPTS = {f"r{i}": prompt_of(i, 3 + 5 * i) for i in range(5)}
-
-TREES = [
-    TreeSetting(mode="tree", block_size=block_size, node_budget=budget, top_k=4)
-    for block_size in (4, 8, 16)
-    for budget in (1, 7, 15, 63)
-]
-CHAINS = [TreeSetting(mode="linear", block_size=block_size) for block_size in (4, 8, 16)]
-SHAPED = [
-    TreeSetting(mode="tree", block_size=8, depth=3, node_budget=15, top_k=8, branching=2, draft_temperature=0.6),
-    TreeSetting(mode="tree", block_size=8, node_budget=7, top_k=1),
-    TreeSetting(mode="tree", block_size=8, node_budget=15, depth=1),
-    TreeSetting(mode="tree", block_size=8, node_budget=0),
-]
 EXTRAS = {
     "top_p": {"temperature": 1.0, "top_p": 0.6, "seed": 3},
     "top_k": {"temperature": 0.8, "top_k": 5, "seed": 4},

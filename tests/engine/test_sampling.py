@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from engine_support import PLAIN, engine_of, request_of, tokens_of, write_pair
 
 from ddtree_bench.config import TreeSetting
 from ddtree_bench.engine import noise as noise_module
+from ddtree_bench.engine import round as round_module
 from ddtree_bench.engine import sampling as sampling_module
 from ddtree_bench.engine.noise import gumbel_noise
 from ddtree_bench.engine.penalties import TokenHistory, penalise
@@ -21,13 +24,25 @@ from ddtree_bench.engine.sampling import ChoiceBatch, allowed_tokens, choose_tok
 from ddtree_bench.kernels.walk_tree import walk_tree
 from ddtree_bench.models.parallel import Parallel
 
-# 99.9 % points of chi-square, by degrees of freedom.
-CHI_SQUARE_LIMIT = {1: 10.83, 3: 16.27, 7: 24.32, 15: 37.70}
+Record = Callable[[str, object], None]
+# Seeds are fixed, so a test that passes once passes always; a right sampler had this chance to fail it when it was written.
+LEAST_P_VALUE = 1e-3
 
 
-def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[float, float]:
+    """Return the statistic of counts under these probabilities and its p-value: how likely one at least as large is."""
     expected = probabilities.double() * counts.sum()
-    return float(((counts - expected) ** 2 / expected).sum())
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    half_degrees = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    return float(statistic), float(torch.special.gammaincc(half_degrees, statistic / 2))
+
+
+def check_follows(counts: torch.Tensor, probabilities: torch.Tensor, record: Record, name: str = "chi-square") -> None:
+    """Assert that counts follow the probabilities, and record how well."""
+    statistic, p_value = chi_square(counts, probabilities)
+    figures = f"{statistic:.2f} at {len(counts) - 1} degrees of freedom, p = {p_value:.3g}, {int(counts.sum())} samples"
+    record(name, figures)
+    assert p_value > LEAST_P_VALUE, f"{name}: {figures}; p must be above {LEAST_P_VALUE}"
 
 
 def choose_many(logits_V: torch.Tensor, num_samples: int, **sampling: Any) -> torch.Tensor:
@@ -43,14 +58,26 @@ def choose_many(logits_V: torch.Tensor, num_samples: int, **sampling: Any) -> to
     return choose_tokens(logits_1NV, batch, Parallel.single(), 0)[0].bincount(minlength=len(logits_V)).double()
 
 
-def test_choices_at_temperature_follow_the_softmax() -> None:
+@pytest.mark.parametrize(("degrees", "limit"), [(1, 10.828), (3, 16.266), (7, 24.322), (15, 37.697)])
+def test_p_values_are_those_of_printed_tables(degrees: int, limit: float) -> None:
+    """The 99.9 % points; all the deviation is put on one of the counts that are expected to be equal."""
+    num_cells, each = degrees + 1, 10_000.0
+    excess = math.sqrt(limit * each * degrees / num_cells)
+    counts = torch.full((num_cells,), each, dtype=torch.float64) - excess / degrees
+    counts[0] = each + excess
+    statistic, p_value = chi_square(counts, torch.full((num_cells,), 1 / num_cells, dtype=torch.float64))
+    assert statistic == pytest.approx(limit)
+    assert p_value == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_choices_at_temperature_follow_the_softmax(record_property: Record) -> None:
     logits_V = torch.tensor([1.0, -0.5, 0.3, 2.0, -2.0, 0.0, 0.1, 1.1])
     for temperature in (0.7, 1.0, 1.6):
         counts = choose_many(logits_V, 20_000, temperature=temperature)
-        assert chi_square(counts, (logits_V / temperature).softmax(0)) < CHI_SQUARE_LIMIT[7]
+        check_follows(counts, (logits_V / temperature).softmax(0), record_property, f"temperature {temperature}")
 
 
-def test_filtered_choices_follow_the_renormalised_softmax() -> None:
+def test_filtered_choices_follow_the_renormalised_softmax(record_property: Record) -> None:
     logits_V = torch.tensor([1.0, -0.5, 0.3, 2.0, -2.0, 0.0, 0.1, 1.1])
     best = [3, 7, 0, 2]
     probabilities = logits_V.softmax(0)
@@ -60,14 +87,14 @@ def test_filtered_choices_follow_the_renormalised_softmax() -> None:
         kept = torch.zeros(8)
         kept[best] = probabilities[best]
         assert counts[kept == 0].sum() == 0
-        assert chi_square(counts[best], kept[best] / kept.sum()) < CHI_SQUARE_LIMIT[3]
+        check_follows(counts[best], kept[best] / kept.sum(), record_property, next(iter(filters)))
 
 
-def test_tokens_of_probability_zero_are_never_chosen() -> None:
+def test_tokens_of_probability_zero_are_never_chosen(record_property: Record) -> None:
     logits_V = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0])
     counts = choose_many(logits_V, 5_000, temperature=1.0)
     assert counts[[0, 2]].sum() == 0
-    assert chi_square(counts[[1, 3]], torch.tensor([0.5, 0.5])) < CHI_SQUARE_LIMIT[1]
+    check_follows(counts[[1, 3]], torch.tensor([0.5, 0.5]), record_property)
 
 
 @pytest.mark.parametrize("bits", [0, 0x7FFFFFFF, -1], ids=["lowest", "highest", "all-set"])
@@ -253,13 +280,51 @@ def count_pairs(folder: Path, setting: TreeSetting, num_samples: int) -> torch.T
 
 @pytest.mark.parametrize("setting", [PLAIN, TREE, TreeSetting(mode="linear", block_size=4)], ids=TreeSetting.label)
 def test_emitted_tokens_at_temperature_1_pass_a_chi_square_test(
-    four_tokens: Path, exact_pairs: torch.Tensor, setting: TreeSetting
+    four_tokens: Path, exact_pairs: torch.Tensor, setting: TreeSetting, record_property: Record
 ) -> None:
-    assert chi_square(count_pairs(four_tokens, setting, 2_000), exact_pairs) < CHI_SQUARE_LIMIT[15]
+    check_follows(count_pairs(four_tokens, setting, 2_000), exact_pairs, record_property)
 
 
-def test_a_walk_that_is_silently_greedy_fails_the_chi_square_test(
-    four_tokens: Path, exact_pairs: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+def _make_every_choice_greedy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(sampling_module, "gumbel_noise", lambda *arguments: 0.0)
+
+
+def _make_the_walk_greedy(patch: pytest.MonkeyPatch) -> None:
+    """The first token, which prefill chooses, is still sampled."""
+
+    def choose(logits_BNV: torch.Tensor, batch: ChoiceBatch, *arguments: Any) -> torch.Tensor:
+        greedy = dataclasses.replace(batch, samplings=[SamplingParams()] * len(batch.samplings))
+        return choose_tokens(logits_BNV, greedy, *arguments)
+
+    patch.setattr(round_module, "choose_tokens", choose)
+
+
+def _make_the_walk_take_the_drafters_word(patch: pytest.MonkeyPatch) -> None:
+    """A node that has a child follows its best one, whatever the target chose."""
+
+    def walk(tokens_BN: torch.Tensor, parents_BN: torch.Tensor, num_nodes_B: torch.Tensor, choices_BN: torch.Tensor) -> Any:
+        followed_BN = choices_BN.clone()
+        for b, num_nodes in enumerate(num_nodes_B.tolist()):
+            for node in reversed(range(1, num_nodes)):
+                followed_BN[b, parents_BN[b, node]] = tokens_BN[b, node]
+        return walk_tree(tokens_BN, parents_BN, num_nodes_B, followed_BN)
+
+    patch.setattr(round_module, "walk_tree", walk)
+
+
+@pytest.mark.parametrize(
+    "make_greedy",
+    [_make_every_choice_greedy, _make_the_walk_greedy, _make_the_walk_take_the_drafters_word],
+    ids=["every-choice", "the-walks-choices", "the-drafters-word"],
+)
+def test_a_walk_that_is_made_greedy_fails_the_chi_square_test(
+    four_tokens: Path,
+    exact_pairs: torch.Tensor,
+    make_greedy: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Record,
 ) -> None:
-    monkeypatch.setattr(sampling_module, "gumbel_noise", lambda *arguments: 0.0)
-    assert chi_square(count_pairs(four_tokens, TREE, 2_000), exact_pairs) > 100 * CHI_SQUARE_LIMIT[15]
+    make_greedy(monkeypatch)
+    statistic, p_value = chi_square(count_pairs(four_tokens, TREE, 500), exact_pairs)
+    record_property("chi-square", f"{statistic:.0f} at 15 degrees of freedom, p = {p_value:.3g}")
+    assert p_value < 1e-12, f"a greedy walk must fail; chi-square {statistic:.2f}, p = {p_value:.3g}"

@@ -129,3 +129,12 @@ def test_command_modules_import_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flags", [("--num-prompts", "0"), ("--dataset-path", "none.jsonl"), ("--base-url", "http://h:x")])
+def test_slip_loses_no_earlier_result(tmp_path: Path, flags: tuple[str, str]) -> None:
+    for name in ("requests.jsonl", "summary.json"):
+        (tmp_path / name).write_text("{}\n", encoding="utf-8")
+    assert load("--base-url", "http://127.0.0.1:9", "--result-dir", tmp_path, *flags).exit_code == 1
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["requests.jsonl", "summary.json"]
+    assert (tmp_path / "requests.jsonl").read_text(encoding="utf-8") == "{}\n"

@@ -76,7 +76,7 @@ def test_base_url_with_or_without_v1(suffix: str) -> None:
     assert server_root("http://host:1" + suffix) == "http://host:1"
 
 
-@pytest.mark.parametrize("url", ["host:1", "ftp://host", "", "http://"])
+@pytest.mark.parametrize("url", ["host:1", "ftp://host", "", "http://", "http://host:x", "http://host:99999", "http://[::1"])
 def test_bad_base_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="base_url must begin with http"):
         server_root(url)

@@ -79,7 +79,13 @@ def test_never_ready() -> None:
         assert status(mock.url + "/health") == 503
 
 
-@pytest.mark.parametrize("options", [{"fault": "nope"}, {"usage": "nope"}, {"metrics": "nope"}, {"acceptance_length": 0.5}])
+BAD_KNOBS: list[dict] = [
+    *({"fault": "nope"}, {"usage": "nope"}, {"metrics": "nope"}, {"acceptance_length": 0.5}, {"fault_every": 0}),
+    *({"ms_per_round": float("nan")}, {"first_token_ms": -1.0}, {"reply_tokens": -1}, {"start_delay_s": float("nan")}),
+]
+
+
+@pytest.mark.parametrize("options", BAD_KNOBS, ids=[next(iter(knob)) for knob in BAD_KNOBS])
 def test_bad_knobs_are_refused(options: dict) -> None:
     with pytest.raises(ValueError, match="given"):
         MockSpec(**options)

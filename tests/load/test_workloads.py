@@ -57,6 +57,7 @@ def test_json_array_as_sharegpt_is_published(tmp_path: Path) -> None:
     [
         ("{broken", "d.jsonl:2 must hold one JSON object"),
         ("[1]", "d.jsonl:2 must hold a JSON object"),
+        ("[" * 100_000, "d.jsonl:2 must hold one JSON object"),
         ({"text": "a"}, 'd.jsonl:2 must have "prompt"'),
         ({"prompt": ""}, "d.jsonl:2: .*not empty"),
         ({"prompt": 3}, "d.jsonl:2: .*not empty"),

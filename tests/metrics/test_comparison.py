@@ -225,6 +225,24 @@ def test_differences_that_nobody_traced_withhold_the_speedup() -> None:
     assert traced.main.verdict == "faster"
 
 
+def test_one_traced_tie_does_not_speak_for_differences_that_stay_undecided() -> None:
+    a, b = arm("linear", STEADY), arm("tree", scaled(0.5))
+    b = Arm(name="tree", label="", blocks=[[dataclasses.replace(r, text="other") for r in block] for block in b.blocks])
+    certificate = output_certificate(a, b, lambda first, _: "tie" if first.prompt_id == "p0" else "undecided")
+    assert (certificate.num_numeric_ties, certificate.num_undecided) == (1, 3)
+    partly = compare_arms(a, b, certificates=[certificate])
+    assert (partly.main.verdict, partly.main.speedup) == ("withheld", None)
+    assert "3 differences not traced to a tie or a fault" in partly.main.sentence
+
+
+def test_a_certificate_says_what_a_tie_was_taken_to_be() -> None:
+    certificate = output_certificate(arm("a", [[10.0]]), arm("b", [[10.0]]), lambda *_: "tie")
+    noted = dataclasses.replace(certificate, note="tie limit assumes logits of at most 16")
+    assert "16" not in noted.gate().detail, "no tie, no note"
+    ties = dataclasses.replace(noted, num_numeric_ties=1, num_exact=0)
+    assert ties.gate().detail.endswith("; tie limit assumes logits of at most 16")
+
+
 def test_large_effect_shows_with_two_noisy_blocks() -> None:
     """Plain beside the arms helps to know the noise of a block: 2.5 times as fast is shown although a block was off by 15 %."""
     plain, linear = arm("plain", [[200.0] * 6, [202.0] * 6]), arm("linear", [[100.0] * 6, [99.0] * 6])

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from ddtree_bench.models.tokenizer import Tokenizer
+from ddtree_bench.models.tokenizer import LONG_TEXT, Tokenizer
 from ddtree_bench.models.training.settings import SMOKE, SPECIAL_TOKENS
 from ddtree_bench.models.training.vocabulary import write_tokenizer_settings
 
@@ -62,3 +62,17 @@ def test_chat_is_rendered_by_the_checkpoint_s_template(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="needs a checkpoint with chat_template"):
         Tokenizer.load(folder).apply_chat_template(messages)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]"], ids=["torn", "list"])
+def test_broken_file_is_named(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"{name} must hold"):
+        Tokenizer.load(folder)
+
+
+def test_long_text_has_the_tokens_of_its_parts(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    times = LONG_TEXT // len(TEXT) + 1
+    assert tokenizer.encode(TEXT * times) == tokenizer.encode(TEXT) * times

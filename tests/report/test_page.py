@@ -93,6 +93,24 @@ def test_baseline_of_a_sweep_is_the_plain_arm(tmp_path: Path) -> None:
     assert [row.times_plain for row in setting_rows(read_study(results))] == pytest.approx([2.0, 1.0])
 
 
+def test_plain_is_pooled_over_its_launches_and_its_drift_decides_on_the_factors(tmp_path: Path) -> None:
+    results = write_study(tmp_path / "s", [trial(0, TreeSetting(), 200.0, 2.0)])
+    with (results / "study.toml").open("a") as file:
+        file.write("\n[gates]\ndrift = 0.05\n")
+    plain = TreeSetting(mode="plain")
+    write_json(results / "baseline-plain" / "trial.json", trial(-1, plain, 100.0, None).to_dict())
+    assert "measured once" in read_study(results).drift.text
+    assert setting_rows(read_study(results))[0].times_plain is None, "a drift that nobody measured allows no factor"
+    write_json(results / "baseline-plain-2" / "trial.json", trial(-2, plain, 104.0, None).to_dict())
+    study = read_study(results)
+    rows = setting_rows(study)
+    assert [row.times_plain for row in rows] == pytest.approx([1.02 * 200 / 104, 1.0])
+    assert next(row.num_trials for row in rows if row.mode == "plain") == 2
+    assert "lain decoding drifted by 3.85 % over 2 launches, limit 5 %" in render(study, {})
+    write_json(results / "baseline-plain-10" / "trial.json", trial(-10, plain, 80.0, None).to_dict())
+    assert "drifted by 25 % during the sweep, limit 5 %" in render(read_study(results), {})
+
+
 def test_failed_gate_has_no_row_and_is_told(tmp_path: Path) -> None:
     gate = GateResult(name="losslessness", passed=False, detail="2 of 3 differ")
     unknown = GateResult(name="setting", passed=None, detail="the server does not tell its setting")
@@ -135,3 +153,16 @@ def test_headline_says_where_no_setting_meets_the_constraints() -> None:
     over = trial(0, TreeSetting(node_budget=31), 900.0, 9.0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.2})
     text = headline(StudyResults(folder=Path("study"), trials=[over]))
     assert text.startswith("No setting meets the constraints. Without them the fastest: tree")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("study.toml", "[[["), ("study.toml", "study = 5"), ("trial-000/trial.json", "[]"), ("compare-a/comparison.json", "{}")],
+    ids=["no-toml", "no-table", "no-trial", "no-comparison"],
+)
+def test_broken_file_of_a_study_is_named(tmp_path: Path, name: str, content: str) -> None:
+    results = write_study(tmp_path / "study", full_trials())
+    (results / name).parent.mkdir(exist_ok=True)
+    (results / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{name} must"):
+        read_study(results)

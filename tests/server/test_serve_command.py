@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from ddtree_bench.cli.serve import command
 from ddtree_bench.config import TreeSetting
 
@@ -33,3 +35,22 @@ def test_help_imports_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--node-budget" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--api-key", ""), "--api-key: must not be empty"),
+        (("--host", ""), "host must be an address; given an empty one"),
+        (("--served-model-name", ""), "--served-model-name must not be empty"),
+        (("--tensor-parallel", "1000"), "num_attention_heads must divide by the tensor-parallel degree"),
+        (("--threads", "100000"), "threads must be at most 1024"),
+    ],
+    ids=lambda given: given[0] if isinstance(given, tuple) else "",
+)
+def test_what_nobody_means_is_refused_before_anything_starts(flags, words):
+    done = subprocess.run([sys.executable, "-m", "ddtree_bench", "serve", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

@@ -1,5 +1,7 @@
 """POST /v1/completions: chunks, usage, meta_info, several prompts, logprobs."""
 
+import dataclasses
+
 import pytest
 from fake_engine import FakeEngine
 
@@ -95,6 +97,18 @@ async def test_logprobs_lists_are_parallel_and_hold_no_infinity(serve):
     assert logprobs["text_offset"] == list(range(8))
     assert logprobs["token_logprobs"] == [-0.5] * 8
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -9999.0}
+    assert "top_logits" not in logprobs, "this engine tells none"
+
+
+async def test_top_logits_stand_beside_the_log_probabilities_where_the_engine_tells_them(serve):
+    class Telling(FakeEngine):
+        def _logprob(self, token, num_top):
+            return dataclasses.replace(super()._logprob(token, num_top), top_logit=token / 8)
+
+    async with serve(Telling()) as client:
+        answer = await (await client.post("/v1/completions", json=BODY | {"logprobs": 2})).json()
+    logprobs = answer["choices"][0]["logprobs"]
+    assert logprobs["top_logits"] == [ord(c) / 8 for c in "abcdefgh"]
 
 
 async def test_sampling_fields_reach_the_engine(serve):

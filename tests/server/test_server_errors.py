@@ -1,7 +1,11 @@
 """Errors: shape, status, and that every bad field is named with what was given."""
 
+import threading
+
 import pytest
 from fake_engine import FakeEngine
+
+from ddtree_bench.server import generation
 
 OK = {"prompt": "x", "max_tokens": 4}
 
@@ -110,6 +114,26 @@ async def test_malformed_bodies(serve, body):
         response = await client.post("/v1/completions", data=body)
         assert response.status == 400
         assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_is_not_as_its_headers_tell_is_a_400(serve):
+    async with serve(FakeEngine()) as client:
+        response = await client.post("/v1/completions", data=b'{"prompt": "x"}', headers={"Content-Encoding": "gzip"})
+        assert response.status == 400
+        assert "Content-Encoding" in (await response.json())["error"]["message"]
+
+
+async def test_a_long_prompt_is_read_beside_the_other_clients(serve, monkeypatch):
+    threads = []
+    parse = generation.parse_completions
+    monkeypatch.setattr(
+        generation, "parse_completions", lambda *given: threads.append(threading.current_thread()) or parse(*given)
+    )
+    async with serve(FakeEngine()) as client:
+        assert (await client.post("/v1/completions", json=OK)).status == 200
+        response = await client.post("/v1/completions", json=OK | {"prompt": "x" * generation.LONG_BODY_BYTES})
+        assert (await response.json())["error"]["code"] == "context_length_exceeded"
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 async def test_wrong_method_path_and_size_are_json(serve):

@@ -96,6 +96,7 @@ async def test_server_info_tells_the_effective_setting(serve, path):
     assert block["full_context_requests"] == 64 // ((200 + 6 + 15) // 16)
     assert block["asked"]["top_k"] == 99
     assert block["stats"]["num_total_pages"] == 64
+    assert block["noise_keyed_by_position"] is True
     assert after["status"] == "ready"
 
 

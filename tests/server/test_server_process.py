@@ -126,12 +126,14 @@ def test_a_killed_rank_fails_requests_and_health(checkpoints, tmp_path):
         (("--node-budget", "-1"), ("node_budget", "-1")),
         (("--mode", "beam"), ("beam", "plain", "linear", "tree")),
         (("--max-total-tokens", "16"), ("max_total_tokens",)),
+        (("--max-total-tokens", str(10**13)), ("max_total_tokens must fit into the free memory",)),
+        (("--tensor-parallel", "2", "--max-context", "5000"), ("max_context must be at most 1024",)),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) and value[0].startswith("--") else None,
 )
 def test_what_cannot_be_is_refused_before_it_serves(checkpoints, flags, words):
     done = subprocess.run(command(checkpoints, *flags), capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode != 0
+    assert done.returncode in (1, 2)  # an abort of the process group's threads would be 134
     assert done.stdout == ""
     assert all(word in done.stderr for word in words), done.stderr
     own_lines = [line for line in done.stderr.splitlines() if not line.startswith("[rank")]  # other ranks' tracebacks

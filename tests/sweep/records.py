@@ -11,9 +11,9 @@ def asked_of(**knobs):
     return {**base, "draft_temperature": 1.0, **knobs}
 
 
-def record(number, tok_s=100.0, acceptance=2.0, *, asked=None, constraints=None, gate=None, **more):
+def record(number, tok_s=100.0, acceptance=2.0, *, asked=None, constraints=None, gate=None, gates=None, **more):
     asked = asked or asked_of(node_budget=number + 1)
-    gates = () if gate is None else (GateResult(name="losslessness", passed=gate),)
+    gates = gates or (() if gate is None else (GateResult(name="losslessness", passed=gate),))
     metrics = {"output_tok_s": tok_s, "acceptance_length": acceptance, "ms_per_token": 8000.0 / tok_s}
     return TrialRecord(
         number=number,

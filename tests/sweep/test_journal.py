@@ -61,6 +61,13 @@ def test_database_url_is_honoured(tmp_path):
     assert not (tmp_path / JOURNAL).exists()
 
 
+@pytest.mark.parametrize("url", ["nosuch://name:secret@host", "no url", "sqlite:////none/study.db"], ids=lambda url: url[:6])
+def test_database_that_cannot_be_had_is_named_without_its_password(tmp_path, url):
+    with pytest.raises(DdtreeError, match=r"study\.storage must be the URL of a database") as error:
+        open_storage(tmp_path, url)
+    assert "secret" not in str(error.value)
+
+
 HOLD = "import sys; from pathlib import Path; from ddtree_bench.sweep.lock import results_lock\n"
 HOLD += "with results_lock(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
 
@@ -70,7 +77,7 @@ def test_second_sweep_is_refused_and_a_killed_one_leaves_no_lock(tmp_path):
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert holder.stdout.readline() == "held\n"
-    with pytest.raises(DdtreeError, match=rf"one sweep at a time; process {holder.pid} is writing it"), results_lock(tmp_path):
+    with pytest.raises(DdtreeError, match=rf"one command at a time; process {holder.pid} is writing it"), results_lock(tmp_path):
         pass
     holder.kill()
     holder.wait()

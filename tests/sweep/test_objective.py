@@ -8,6 +8,7 @@ import pytest
 from records import asked_of, failed, record
 
 from ddtree_bench.config import StudySpec, TreeSetting
+from ddtree_bench.records import GateResult
 from ddtree_bench.sweep.objective import Reference, best_trial, objective_values, pareto_front
 from ddtree_bench.sweep.results import trials_csv
 from ddtree_bench.sweep.show import outcome
@@ -116,3 +117,19 @@ def test_trials_csv_names_the_verify_width_beside_the_budget():
     columns, row = list(csv.reader(trials_csv([record(0, asked=asked_of(node_budget=64))]).splitlines()))
     told = dict(zip(columns, row, strict=True))
     assert (told["node_budget"], told["verify_width"]) == ("64", "65")
+
+
+def test_trials_csv_tells_where_each_row_was_measured():
+    made = {"machine": "m-x2", "commit": "c0ffee", "is_dirty": True, "when_utc": "2030-01-01T00:00:00+00:00"}
+    gpus = [{"name": "GPU A", "driver": "1.2", "memory_mib": "9"}] * 2
+    text = trials_csv([record(0, provenance={**made, "gpus": gpus}), record(1)], run="mine")
+    first, second = csv.DictReader(text.splitlines())
+    assert {name: first[name] for name in made} == {**made, "is_dirty": "True"}
+    assert (first["run"], first["gpu"]) == ("mine", "GPU A, driver 1.2; GPU A, driver 1.2")
+    assert (second["run"], second["machine"], second["gpu"]) == ("mine", "", "")
+
+
+def test_an_unchecked_gate_is_told_in_the_outcome():
+    assert outcome(record(0, 100.0, 2.0, gates=(GateResult(name="losslessness", passed=None),))).endswith(
+        "(not checked: losslessness)"
+    )

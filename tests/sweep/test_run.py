@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,6 +21,8 @@ from ddtree_bench.config import SweepSpec, TreeSetting
 from ddtree_bench.errors import DdtreeError, MissingPackageError, ServerError
 from ddtree_bench.records import Failure, TrialRecord, read_baseline, read_trials, write_json
 from ddtree_bench.sweep import run as run_module
+from ddtree_bench.sweep.baselines import read_baselines
+from ddtree_bench.sweep.plan import make_plan
 from ddtree_bench.sweep.run import Observer, run_sweep
 from ddtree_bench.trial.plain import gate_prompts, plain_key, write_plain
 from ddtree_bench.trial.run import constraints_of
@@ -54,11 +58,12 @@ class FakeExecutor:
         job, failure = self.job, self.failure_of(self.job.setting)
         metrics = {"output_tok_s": 100.0 + job.setting.node_budget, "acceptance_length": 2.0, **self.metrics_of(job.setting)}
         metrics["ms_per_token"] = 1000.0 / metrics["output_tok_s"]
+        metrics |= {"output_tokens": 100, "window_s": 100 / metrics["output_tok_s"]}
         record = TrialRecord(
             number=job.number,
             state="failed" if failure else "complete",
             asked=dict(job.asked),
-            effective=dict(job.asked),
+            effective=dataclasses.asdict(job.setting),
             label=job.setting.label(),
             metrics={} if failure else metrics,
             failure=Failure(kind=failure, reason="so it was told", is_own_fault=is_own_fault(failure)) if failure else None,
@@ -104,7 +109,7 @@ def go_mock(tmp_path):
 def test_results_folder_holds_everything_and_nothing_is_left_running(go_mock, tmp_path):
     result, backend = go_mock(make_spec(study={"trials": 3}))
     folder = result.results_dir
-    assert [setting.mode for setting in backend.launches] == ["plain", "linear", "tree", "tree"]
+    assert [setting.mode for setting in backend.launches] == ["plain", "linear", "tree", "tree", "plain"]
     names = {path.name for path in folder.iterdir()}
     assert names >= {"study.toml", "journal.log", "trials.csv", "pareto.csv", "best.toml", "best.sh", "ledger.json", "plain.json"}
     assert {p.name for p in (folder / "trial-002").iterdir()} == {"trial.json", "requests.jsonl.zst", "server.log"}
@@ -117,7 +122,19 @@ def test_results_folder_holds_everything_and_nothing_is_left_running(go_mock, tm
     best = tomllib.loads((folder / "best.toml").read_text())
     assert TreeSetting(**best["best"]).canonical().label() == result.best.label
     assert best["linear"]["mode"] == "linear"
-    assert best["measured"]["plain"]["output_tok_s"] == read_baseline(folder).metrics["output_tok_s"]
+    pair_tok_s = [record.metrics["output_tok_s"] for record in read_baselines(folder).values()]
+    assert min(pair_tok_s) <= best["measured"]["plain"]["output_tok_s"] <= max(pair_tok_s), "pooled over both launches"
+    assert best["measured"]["drift"]["num_baselines"] == 2
+    assert {row["run"] for row in rows} == {"mock"}
+    made = best["provenance"]
+    assert {(row["machine"], row["commit"], row["when_utc"]) for row in rows} == {
+        (made["machine"], made.get("commit", ""), made["when_utc"])
+    }
+    assert {row["is_dirty"] for row in rows} == {str(made.get("is_dirty", ""))}
+    assert "gpu" in rows[0]
+    for name in ("ledger.json", "plain.json"):
+        assert json.loads((folder / name).read_text())["provenance"]["machine"] == made["machine"], name
+    assert tomllib.loads((folder / "study.toml").read_text())["provenance"]["run"] == "mock"
     assert result.best.metrics["ms_per_token"] == min(float(row["ms_per_token"]) for row in rows)
     assert "torch" in best["provenance"]["versions"]
     assert SweepSpec.from_toml(folder / "study.toml").study.trials == 3
@@ -126,20 +143,97 @@ def test_results_folder_holds_everything_and_nothing_is_left_running(go_mock, tm
     assert "exec ddtree-bench serve" in script
     assert f"machine {best['provenance']['machine']}, {best['provenance']['when_utc']}" in script
     assert sys.executable not in "".join(p.read_text() for p in folder.glob("trial-*/trial.json")) + script
-    assert result.ledger["num_launches"] == 4
+    assert result.ledger["num_launches"] == 5
 
 
 def test_again_goes_on_to_the_total_and_measures_plain_once(go):
     first, _, _ = go(make_spec(study={"trials": 2}))
     before = {t.number: t.to_dict() for t in first.trials}
     second, backend, observer = go(make_spec(study={"trials": 4}))
-    assert len(backend.launches) == 2
+    assert [setting.mode for setting in backend.launches] == ["tree", "tree", "plain"]
     assert [t.number for t in second.trials] == [0, 1, 2, 3]
     assert {n: second.trials[n].to_dict() for n in before} == before
     third, backend, _ = go(make_spec(study={"trials": 4}))
     assert backend.launches == []
     assert third.to_dict() == second.to_dict()
-    assert observer.records[0].number == 2
+    assert [record.number for record in observer.records] == [2, 3, -3]
+
+
+def drifting(ms_of_launch):
+    """Plain decoding takes the given ms per token at each of its launches in turn."""
+    left = list(ms_of_launch)
+    return lambda setting: {"output_tok_s": 1000.0 / left.pop(0)} if setting.mode == "plain" else {}
+
+
+def test_drift_of_plain_over_the_limit_withholds_the_factors_and_keeps_the_ranking(go):
+    from ddtree_bench.cli.sweep import _text
+    from ddtree_bench.report.html import render
+    from ddtree_bench.report.study import read_study
+    from ddtree_bench.report.tables import setting_rows
+
+    calm, _, _ = go(make_spec(study={"trials": 2}), metrics_of=drifting([10.0, 10.2]))
+    assert calm.drift.share == pytest.approx(0.02)
+    assert "x plain" in _text(calm)
+    assert "drifted by 2 % over 2 launches, limit 5 %" in _text(calm)
+    assert setting_rows(read_study(calm.results_dir))[0].times_plain is not None
+    more, _, observer = go(make_spec(study={"trials": 3}), metrics_of=drifting([11.2]))
+    told = "not told: plain decoding drifted by 12 % during the sweep, limit 5 %"
+    assert told in observer.notes[-1]
+    assert told in _text(more)
+    assert "x plain" not in _text(more)
+    assert told in more.to_dict()["drift"]["text"]
+    assert told in tomllib.loads((more.results_dir / "best.toml").read_text())["measured"]["drift"]["text"]
+    assert more.best.metrics["ms_per_token"] == min(t.metrics["ms_per_token"] for t in more.trials)
+    study = read_study(more.results_dir)
+    rows = setting_rows(study)
+    assert {row.times_plain for row in rows} == {None}
+    assert [row.ms_per_token for row in rows] == sorted(row.ms_per_token for row in rows)
+    assert told in render(study, {})
+
+
+def test_drift_that_is_not_checked_costs_no_launch_and_keeps_the_factors(go):
+    from ddtree_bench.cli.sweep import _text
+
+    result, executor, _ = go(make_spec(study={"trials": 2}, gates={"drift": "none"}))
+    assert [setting.mode for setting in executor.launches].count("plain") == 1
+    assert "x plain" in _text(result)
+    assert "drifted" not in _text(result)
+
+
+def test_plain_is_measured_again_every_ten_trials_and_after_the_last(go, tmp_path):
+    result, executor, _ = go(make_spec(study={"trials": 12}))
+    modes = [setting.mode for setting in executor.launches]
+    assert [i for i, mode in enumerate(modes) if mode == "plain"] == [0, 11, 14]
+    names = [f"baseline-plain{end}" for end in ("", "-2", "-3")]
+    assert sorted(p.name for p in (tmp_path / "results").glob("baseline-*")) == names
+    assert [record.asked["after_trials"] for record in read_baselines(tmp_path / "results").values()] == [0, 10, 12]
+    assert len(result.trials) == 12, "plain decoding is no trial"
+    assert result.ledger["num_launches"] == 15
+    assert make_plan(make_spec(study={"trials": 12}), tmp_path / "new", MockBackend(lease_dir=tmp_path)).num_launches == 15
+
+
+def test_a_kill_before_the_last_plain_launch_is_made_good_by_the_next_run(go):
+    first, _, _ = go(make_spec(study={"trials": 2}))
+    shutil.rmtree(first.results_dir / "baseline-plain-2")
+    (first.results_dir / "baseline-plain-2").mkdir()
+    (first.results_dir / "baseline-plain-2" / "requests.jsonl").write_text("{}\n")  # a launch that was cut off has no record
+    second, executor, _ = go(make_spec(study={"trials": 2}))
+    assert [setting.mode for setting in executor.launches] == ["plain"]
+    assert second.drift.num_baselines == 2
+    assert [t.to_dict() for t in second.trials] == [t.to_dict() for t in first.trials]
+
+
+def test_plain_that_cannot_be_measured_again_ends_nothing_and_withholds_the_factors(go):
+    left = [None]
+    result, executor, observer = go(
+        make_spec(study={"trials": 2}),
+        failure_of=lambda s: (left.pop() if left else "port_in_use") if s.mode == "plain" else None,
+    )
+    assert [setting.mode for setting in executor.launches].count("plain") == 4
+    assert any("could not be measured again" in note for note in observer.notes)
+    assert "measured once" in result.drift.reason
+    assert result.best is not None
+    assert result.ledger["num_launches"] == 6
 
 
 def test_another_spec_in_the_same_folder_is_refused_with_the_difference(go):
@@ -155,7 +249,7 @@ def test_small_space_ends_the_sweep_without_repeats(go):
     spec = make_spec(study={"trials": 30}, space={"block_size": 8, "node_budget": [1, 2, 3], "top_k": 4})
     result, backend, observer = go(spec)
     assert result.is_exhausted
-    assert len(result.trials) == len(backend.launches) - 1 == 4
+    assert len(result.trials) == len(backend.launches) - 2 == 4
     assert any("every one of the 4 settings" in note for note in observer.notes)
 
 
@@ -165,7 +259,8 @@ def test_own_fault_is_launched_once_and_never_on_the_front(go):
     )
     bad = [trial for trial in result.trials if trial.failure is not None]
     assert {trial.failure.kind for trial in bad} == {"out_of_memory"}
-    assert len(backend.launches) == len(set(backend.launches)) == 9
+    assert len(backend.launches) == 10
+    assert len(set(backend.launches)) == 9, "only plain decoding runs twice"
     assert all(trial.failure is None for trial in result.front)
     assert len(result.trials) == 8
 
@@ -177,7 +272,7 @@ def test_machine_fault_is_tried_twice_more_then_settled(go):
     assert [(t.failure.kind, t.attempt) for t in spoiled] == [("port_in_use", 3)]
     assert [r.attempt for r in observer.records if r.failure] == [1, 2, 3]
     assert len(list((result.results_dir / "failed-attempts").iterdir())) == 2
-    assert result.ledger["num_launches"] == 6
+    assert result.ledger["num_launches"] == 7
 
 
 def test_lossy_output_is_a_failed_trial(go_mock):
@@ -265,7 +360,7 @@ def test_dry_run_tells_and_starts_nothing(tmp_path):
     done = CliRunner().invoke(sweep_command, [str(write_spec(tmp_path)), "--results", str(tmp_path / "r"), "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout.splitlines()[-1])
-    assert plan["num_launches"] == 4
+    assert plan["num_launches"] == 5
     assert plan["start"][0].startswith("linear")
     assert plan["gpu_hours"] is None
     assert plan["total_s"] > 0
@@ -303,3 +398,12 @@ def test_signal_stops_the_server_and_the_same_command_continues(tmp_path, number
     assert done.returncode == 0, done.stderr
     assert "continues: 1 of 3" in done.stderr
     assert [t.number for t in read_trials(tmp_path / "r")] == [0, 1, 2]
+
+
+def test_spec_under_which_nothing_was_measured_gives_way_to_the_right_one(go, tmp_path):
+    with pytest.raises(ServerError, match="plain decoding must be measured"):
+        go(make_spec(server={"model": "tiny-dens"}), failure_of=lambda setting: "unsupported")
+    result, _, _ = go(make_spec(study={"trials": 1}))
+    assert result.best is not None
+    with pytest.raises(DdtreeError, match=r"server\.model: the study has 'tiny-dense', given 'tiny-dens'"):
+        go(make_spec(server={"model": "tiny-dens"}, study={"trials": 1}))

@@ -74,6 +74,11 @@ def test_a_bad_value_of_a_knob_is_refused_before_anything_starts():
         space_of(block_size=[1, 8])
 
 
+def test_blocks_that_are_all_over_what_the_drafter_was_trained_for_are_refused():
+    with pytest.raises(ValueError, match="block_size must hold a value of at most 16, what the drafter was trained for"):
+        space_of(block_size=[32, 64])
+
+
 def test_designed_start_is_chain_ladder_then_other_chains():
     space = space_of(block_size=[4, 8, 16], node_budget={"min": 3, "max": 255, "log": True}, top_k=[4, 8], depth=[3, "none"])
     labels = [space.setting(params).label() for params in start_params(space)]

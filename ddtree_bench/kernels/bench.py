@@ -28,7 +28,8 @@ with different seeds and used in turn, at most `max_input_sets` of them. An oper
 
 A case is timed right after its check. Calls are captured in one CUDA graph and replayed; a figure is the median over
 replays of the time of one call, with the 20th and 80th percentile. Copy bandwidth and matmul rate are measured in the
-same run; the floor of a case is the larger of its bytes over the one and its operations over the other.
+same run; the floor of a case is the larger of its bytes over the one and its operations over the other. An illegal
+access ends what a process may do on the GPU: what is left of the run is then told as not run, and the result is kept.
 
 Letters: none; the tensors belong to the operations.
 """
@@ -40,6 +41,7 @@ import importlib.util
 import os
 import pkgutil
 import statistics
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -49,6 +51,7 @@ import torch
 CHECK_SEED, TIMING_SEED = 1001, 2002
 _REPLAY_MS, _TOTAL_MS = 1.0, 60.0  # what one graph should take, and what one figure may
 _COPY_BYTES, _MATMUL_SIZE = 2**31, 8192
+_WARM_UP_S, _NUM_ROUNDS = 0.25, 3  # before a ceiling is measured, and how often; clocks take a while to rise
 
 
 class Unavailable(Exception):
@@ -101,7 +104,8 @@ class Row:
     """One variant on one case; figures are None where nothing was timed.
 
     Args:
-        status: "ok", "failed" (the answer is wrong, or it raised) or "unavailable"; `reason` says why.
+        status: "ok", "failed" (the answer is wrong, or it raised), "unavailable" or "not run" (an earlier variant took the
+            GPU's context with it); `reason` says why.
         is_checked: the answer was compared and is right.
         timer: "graph" or "events".
         floor_share: the floor over the median.
@@ -140,8 +144,8 @@ class BenchResult:
 
     @property
     def failures(self) -> list[Row]:
-        """The variants of ours that answered wrong or raised."""
-        return [row for row in self.rows if row.is_ours and row.status == "failed"]
+        """The variants of ours that answered wrong, raised, or could not be run after one that broke the GPU's context."""
+        return [row for row in self.rows if row.is_ours and row.status in ("failed", "not run")]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -180,13 +184,49 @@ def run_bench(
 ) -> BenchResult:
     """Check every operation and, on a GPU, time it; `report` is told of each row as it is found."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    device_name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     ceilings = measure_ceilings() if device == "cuda" else None
     rows: list[Row] = []
+    for row in _rows_until_death(benches, device, ceilings, case_filter):
+        report(row)
+        rows.append(row)
+    return BenchResult(device=device_name, ceilings=ceilings, rows=rows)
+
+
+def _rows_until_death(benches: Sequence[OpBench], device: str, ceilings: Ceilings | None, case_filter: str) -> Iterator[Row]:
+    found: set[tuple[str, str, str]] = set()
     for bench in benches:
         for row in _rows_of(bench, device, ceilings, case_filter):
-            report(row)
-            rows.append(row)
-    return BenchResult(device=torch.cuda.get_device_name() if ceilings else "cpu", ceilings=ceilings, rows=rows)
+            yield row
+            found.add((row.op, row.case, row.variant))
+            if row.status == "failed" and _is_context_dead(device):
+                reason = f"the GPU context died in {row.variant}"
+                for left in _planned(benches, device, case_filter):
+                    if (left.op, left.case, left.variant) not in found:
+                        yield _with(left, status="not run", reason=reason)
+                return
+
+
+def _planned(benches: Sequence[OpBench], device: str, case_filter: str) -> Iterator[Row]:
+    """List what `_rows_of` answers for, without running anything."""
+    for bench in benches:
+        cases = [(case, [_first_of_ours(bench, case, device)]) for case in bench.test_cases if case_filter in case.name]
+        if device == "cuda":
+            cases += [(case, list(bench.variants(case, device))) for case in bench.bench_cases if case_filter in case.name]
+        for case, variants in cases:
+            for variant in variants:
+                yield Row(op=bench.op, case=case.name, variant=variant.name, is_ours=variant.is_ours)
+
+
+def _is_context_dead(device: str) -> bool:
+    """Tell whether every further call fails too, as after an illegal access."""
+    if device != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _rows_of(bench: OpBench, device: str, ceilings: Ceilings | None, case_filter: str) -> Iterator[Row]:
@@ -283,14 +323,31 @@ def _with(row: Row, **changes: Any) -> Row:
 
 
 def measure_ceilings() -> Ceilings:
-    """Measure the device-to-device copy and the bfloat16 matmul on random data, as everything else is measured."""
+    """Measure the device-to-device copy, the faster of a kernel and a memcpy, and the bfloat16 matmul on random data."""
+    return Ceilings(copy_gb_s=2 * _COPY_BYTES / _copy_us() / 1e3, matmul_tflop_s=2 * _MATMUL_SIZE**3 / _matmul_us() / 1e6)
+
+
+def _copy_us() -> float:
     source, target = (torch.empty(_COPY_BYTES // 4, device="cuda").normal_() for _ in range(2))
-    copy_us = statistics.median(measure(target.copy_, [source])[0])
-    del source, target
+    return _best_us(lambda: torch.add(source, 0, out=target), lambda: target.copy_(source))
+
+
+def _matmul_us() -> float:
     shape = (_MATMUL_SIZE, _MATMUL_SIZE)
     left, right, out = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(3))
-    matmul_us = statistics.median(measure(lambda matrix: torch.mm(matrix, right, out=out), [left])[0])
-    return Ceilings(copy_gb_s=2 * _COPY_BYTES / copy_us / 1e3, matmul_tflop_s=2 * _MATMUL_SIZE**3 / matmul_us / 1e6)
+    return _best_us(lambda: torch.mm(left, right, out=out))
+
+
+def _best_us(*launches: Callable[[], Any]) -> float:
+    """Return the least median of a few rounds of the launches in turn, warm; each takes long enough to need no graph."""
+    end = time.perf_counter() + _WARM_UP_S
+    while time.perf_counter() < end:
+        for launch in launches:
+            launch()
+        torch.cuda.synchronize()
+    one_ms = [_event_ms(launch) for launch in launches]
+    rounds = [(launch, ms) for _ in range(_NUM_ROUNDS) for launch, ms in zip(launches, one_ms, strict=True)]
+    return 1e3 * min(statistics.median(_replays(launch, ms)) for launch, ms in rounds)
 
 
 def measure(run: Callable[[Any], Any], sets: Sequence[Any], *, is_capturable: bool = True) -> tuple[list[float], int, str]:
@@ -348,7 +405,7 @@ def _event_ms(launch: Callable[[], Any]) -> float:
 
 def summary(result: BenchResult) -> Mapping[str, int]:
     """Count rows by what became of them."""
-    counts = {"ok": 0, "failed": 0, "unavailable": 0}
+    counts = {"ok": 0, "failed": 0, "unavailable": 0, "not run": 0}
     for row in result.rows:
         counts[row.status] += 1
     return counts

@@ -5,12 +5,17 @@ once for all heads that share it. A sequence's keys, prefix and window, are cut 
 split leaves a normalised output and its log-sum-exp (base 2), and a second kernel merges them (flash-decoding). With
 one split nothing is left and nothing merged. Only the key blocks that reach beyond the prefix look at a mask.
 
-The rows of a tree are often a power of two and one node more: 4 × (64 + 1). A tile may therefore carry up to `tail_m`
-rows beyond its `block_m`, computed with keys and queries exchanged (the matrix unit takes 16 rows on that side, 64 on
-the other), while the keys are read once for both.
+Why no access is out of bounds. Tiles: an item below the sum of all tiles belongs to a sequence below B; other items
+touch only rows from the last start to T. Rows: queries, outputs and partials are masked by the sequence's rows. Pages:
+every read of the table, the one a block ahead too, is masked by the slots that a row of it has. Keys without a mask:
+a split ends at a multiple of BLOCK_N or beyond the prefix, so a loop that stops at min(end, prefix rounded down) reads
+positions of the prefix only. Other keys: masked by position < end ≤ prefix + nodes, and an own key by position ≥ prefix.
+Mask: read where 0 ≤ column < window and node < window only; a block is looked at here only if the split ends at or
+beyond the prefix, so positions before the window are all in it. What lies beyond a sequence's pages in its row of the
+table may be anything: it is read, and never followed.
 
 Letters: B sequences, T packed tokens, N window, H query heads, G key/value heads, E head size, P pages, S slots of a
-page, C splits. In kernels M rows of a tile, R rows of its tail, N keys of a block, E head size.
+page, C splits. In kernels M rows of a tile, N keys of a block, E head size.
 """
 
 from dataclasses import dataclass
@@ -21,6 +26,7 @@ import triton.language as tl
 
 _LOG2_E = 1.4426950408889634
 _PROCESSORS_WITHOUT_A_GPU = 4  # the interpreter's: few, so that few programs run, and more than one, so that splits merge
+_FEW_SLOTS = 4096  # of all sequences; blocks of 128 keys would make too few splits to fill the device
 
 CAUSAL, MASK, OWN = 0, 1, 2
 
@@ -29,21 +35,20 @@ CAUSAL, MASK, OWN = 0, 1, 2
 class AttentionConfig:
     """Tile sizes of one launch.
 
-    block_m rows and, if not 0, up to tail_m more rows a program; block_n keys a step; min_blocks steps a split at
-    least; programs_per_sm is what the choice of splits takes a multiprocessor to run at once.
+    block_m rows a program; block_n keys a step; min_blocks steps a split at least; programs_per_sm is what the choice of
+    splits takes a multiprocessor to run at once.
     """
 
     block_m: int
     block_n: int
-    tail_m: int = 0
     num_warps: int = 4
     num_stages: int = 2
     programs_per_sm: int = 1
     min_blocks: int = 2
 
 
-def choose_config(num_rows: int, head_size: int, dtype: torch.dtype) -> AttentionConfig:
-    """Choose tile sizes for the rows (nodes × query heads of a group) of the widest window."""
+def choose_config(num_rows: int, head_size: int, dtype: torch.dtype, num_slots: int) -> AttentionConfig:
+    """Choose tile sizes for the rows (nodes × query heads of a group) of a window and the slots of the whole page table."""
     if dtype == torch.float32:
         return AttentionConfig(block_m=16, block_n=32 if head_size <= 128 else 16, num_stages=1, programs_per_sm=2)
     if num_rows <= 16:
@@ -52,9 +57,8 @@ def choose_config(num_rows: int, head_size: int, dtype: torch.dtype) -> Attentio
         return AttentionConfig(block_m=128, block_n=32, num_warps=8, num_stages=3)
     if num_rows <= 64:
         return AttentionConfig(block_m=64, block_n=64, num_stages=3, programs_per_sm=2)
-    if num_rows > 128 and 0 < num_rows % 128 <= 16:
-        return AttentionConfig(block_m=128, block_n=64, tail_m=16, num_warps=8, num_stages=3)
-    return AttentionConfig(block_m=128, block_n=128, num_warps=8, num_stages=3)
+    block_n = 64 if num_rows <= 128 and num_slots <= _FEW_SLOTS else 128
+    return AttentionConfig(block_m=128, block_n=block_n, num_warps=8, num_stages=3)
 
 
 def choose_num_splits(num_programs: int, num_blocks: int, config: AttentionConfig, num_processors: int) -> int:
@@ -115,13 +119,13 @@ def attend_paged(
     window = OWN if own_k_TGE is not None else CAUSAL if visibility_BNN is None else MASK
     # How long each window is only the device knows. The choices below suppose equal ones; the grid has room for any.
     num_rows = max(triton.cdiv(num_tokens, max(batch_size, 1)), 1) * group_size
-    config = config or choose_config(num_rows, head_size, q_THE.dtype)
+    config = config or choose_config(num_rows, head_size, q_THE.dtype, batch_size * num_pages * page_size)
     num_items = num_tokens * group_size // config.block_m + batch_size
     if visibility_BNN is not None:
-        widest = max(min(num_tokens, visibility_BNN.shape[1]) * group_size - config.tail_m, 1)
+        widest = max(min(num_tokens, visibility_BNN.shape[1]) * group_size, 1)
         num_items = min(num_items, batch_size * triton.cdiv(widest, config.block_m))
     if num_splits is None:
-        num_tiles = triton.cdiv(max(num_rows - config.tail_m, 1), config.block_m) * batch_size * num_kv_heads
+        num_tiles = triton.cdiv(num_rows, config.block_m) * batch_size * num_kv_heads
         num_blocks = triton.cdiv(num_pages * page_size, config.block_n)
         num_splits = choose_num_splits(max(num_tiles, 1), max(num_blocks, 1), config, _num_processors(q_THE.device))
     partial_THCE = lse_THC = None
@@ -168,7 +172,6 @@ def attend_paged(
         WINDOW=window,
         IS_SPLIT=num_splits > 1,
         BLOCK_M=config.block_m,
-        TAIL_M=config.tail_m,
         BLOCK_N=config.block_n,
         BLOCK_E=max(16, triton.next_power_of_2(head_size)),
         BLOCK_B=max(32, triton.next_power_of_2(batch_size)),
@@ -271,9 +274,8 @@ def _store_rows(
     num_heads,
     HEAD_SIZE: tl.constexpr,
     IS_SPLIT: tl.constexpr,
-    IS_TURNED: tl.constexpr,
 ):
-    """Divide by the sums and store; a row that saw nothing is 0. Turned: acc is [E, M]."""
+    """Divide by the sums and store; a row that saw nothing is 0."""
     is_blind = sum_m == 0
     factor = tl.where(is_blind, 0.0, 1.0 / tl.where(is_blind, 1.0, sum_m))
     row = token_m * num_heads + head_m
@@ -284,19 +286,14 @@ def _store_rows(
         base_ptr = partial_ptr
     else:
         base_ptr = out_ptr
-    if IS_TURNED:
-        ptrs = base_ptr + row[None, :] * HEAD_SIZE + offs_e[:, None]
-        mask = mask_m[None, :] & (offs_e[:, None] < HEAD_SIZE)
-        tl.store(ptrs, (acc * factor[None, :]).to(base_ptr.dtype.element_ty), mask=mask)
-    else:
-        ptrs = base_ptr + row[:, None] * HEAD_SIZE + offs_e[None, :]
-        mask = mask_m[:, None] & (offs_e[None, :] < HEAD_SIZE)
-        tl.store(ptrs, (acc * factor[:, None]).to(base_ptr.dtype.element_ty), mask=mask)
+    ptrs = base_ptr + row[:, None] * HEAD_SIZE + offs_e[None, :]
+    mask = mask_m[:, None] & (offs_e[None, :] < HEAD_SIZE)
+    tl.store(ptrs, (acc * factor[:, None]).to(base_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _add_rows(q, k, v, max_m, sum_m, acc, scale, seen, MASKED: tl.constexpr):
-    """One online-softmax step: rows on the left side. Unmasked, every row sees every key."""
+    """One online-softmax step. Unmasked, every row sees every key."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         scores = tl.where(seen, scores * scale, float("-inf"))
@@ -311,25 +308,6 @@ def _add_rows(q, k, v, max_m, sum_m, acc, scale, seen, MASKED: tl.constexpr):
     sum_m = sum_m * decay + tl.sum(weights, 1)
     acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
     return new_max, sum_m, acc
-
-
-@triton.jit
-def _add_tail(q, k, v, max_r, sum_r, acc, scale, seen, MASKED: tl.constexpr):
-    """The same with keys on the left: scores [N, R], acc [E, R]."""
-    scores = tl.dot(k, tl.trans(q), input_precision="ieee")
-    if MASKED:
-        scores = tl.where(seen, scores * scale, float("-inf"))
-        new_max = tl.maximum(max_r, tl.max(scores, 0))
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        weights = tl.exp2(scores - shift[None, :])
-        decay = tl.exp2(max_r - shift)
-    else:
-        new_max = tl.maximum(max_r, tl.max(scores, 0) * scale)
-        weights = tl.exp2(scores * scale - new_max[None, :])
-        decay = tl.exp2(max_r - new_max)
-    sum_r = sum_r * decay + tl.sum(weights, 0)
-    acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * decay[None, :], input_precision="ieee")
-    return new_max, sum_r, acc
 
 
 @triton.jit
@@ -374,12 +352,11 @@ def _attend_tile(
     WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    TAIL_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attend rows [row_start, row_start + BLOCK_M + TAIL_M) of one head to keys [first_key, end_key)."""
+    """Attend rows [row_start, row_start + BLOCK_M) of one head to keys [first_key, end_key)."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_e = tl.arange(0, BLOCK_E)
     offs_m = row_start + tl.arange(0, BLOCK_M)
@@ -391,16 +368,6 @@ def _attend_tile(
     max_m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     sum_m = tl.zeros([BLOCK_M], tl.float32)
     acc_me = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
-    if TAIL_M:
-        offs_r = row_start + BLOCK_M + tl.arange(0, TAIL_M)
-        node_r = offs_r // GROUP
-        head_r = offs_r % GROUP
-        mask_r = offs_r < num_rows
-        q_row_r = node_r.to(tl.int64) * stride_qt + head_r.to(tl.int64) * stride_qh
-        q_tail = _load_rows(q_ptr, q_row_r, mask_r, offs_e, HEAD_SIZE, BLOCK_E, False)
-        max_r = tl.full([TAIL_M], float("-inf"), tl.float32)
-        sum_r = tl.zeros([TAIL_M], tl.float32)
-        acc_er = tl.zeros([BLOCK_E, TAIL_M], tl.float32)
 
     # Blocks inside the prefix: everything is seen. The pages of a block are read one block ahead.
     first_masked = tl.maximum(first_key, tl.minimum(end_key, prefix_length // BLOCK_N * BLOCK_N))
@@ -413,8 +380,6 @@ def _attend_tile(
         k = _load_rows(k_ptr, k_row_n, offs_n, offs_e, HEAD_SIZE, BLOCK_E, True)
         v = _load_rows(v_ptr, v_row_n, offs_n, offs_e, HEAD_SIZE, BLOCK_E, True)
         max_m, sum_m, acc_me = _add_rows(q, k, v, max_m, sum_m, acc_me, scale, offs_n, False)
-        if TAIL_M:
-            max_r, sum_r, acc_er = _add_tail(q_tail, k, v, max_r, sum_r, acc_er, scale, offs_n, False)
 
     # Blocks that reach beyond the prefix. A key that no row sees may hold NaN, and 0 × NaN is NaN: it is not read.
     for start in tl.range(first_masked, end_key, BLOCK_N, num_stages=1):
@@ -431,22 +396,8 @@ def _attend_tile(
             WINDOW,
         )
         mask_n = position_n < end_key
-        if TAIL_M:
-            seen_nr = _see(
-                node_r[None, :],
-                position_n[:, None],
-                prefix_length,
-                end_key,
-                visibility_ptr,
-                window_width,
-                stride_mi,
-                stride_mj,
-                WINDOW,
-            )
         if WINDOW == 1:
             is_seen_n = tl.max((seen_mn & mask_m[:, None]).to(tl.int32), 0)
-            if TAIL_M:
-                is_seen_n = tl.maximum(is_seen_n, tl.max((seen_nr & mask_r[None, :]).to(tl.int32), 1))
             mask_n = mask_n & (is_seen_n != 0)
         slot_n = (position_n % PAGE_SIZE).to(tl.int64)
         page_n = _load_pages(table_ptr, position_n, num_slots, stride_tp, PAGE_SIZE)
@@ -465,8 +416,6 @@ def _attend_tile(
             k = tl.where(is_own_n[:, None], own_k, k)
             v = tl.where(is_own_n[:, None], own_v, v)
         max_m, sum_m, acc_me = _add_rows(q, k, v, max_m, sum_m, acc_me, scale, seen_mn, True)
-        if TAIL_M:
-            max_r, sum_r, acc_er = _add_tail(q_tail, k, v, max_r, sum_r, acc_er, scale, seen_nr, True)
 
     _store_rows(
         acc_me,
@@ -484,27 +433,7 @@ def _attend_tile(
         num_heads,
         HEAD_SIZE,
         IS_SPLIT,
-        False,
     )
-    if TAIL_M:
-        _store_rows(
-            acc_er,
-            max_r,
-            sum_r,
-            out_ptr,
-            partial_ptr,
-            lse_ptr,
-            first_token + node_r,
-            first_head + head_r,
-            mask_r,
-            offs_e,
-            split,
-            num_splits,
-            num_heads,
-            HEAD_SIZE,
-            IS_SPLIT,
-            True,
-        )
 
 
 # What follows a batch's or a request's size is not compiled in; nor are strides that follow it.
@@ -564,7 +493,6 @@ def attention_kernel(
     WINDOW: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    TAIL_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK_B: tl.constexpr,
@@ -582,7 +510,7 @@ def attention_kernel(
     start_b = tl.load(starts_ptr + offs_b.to(tl.int64) * stride_sb, mask=mask_b, other=0)
     end_b = tl.load(starts_ptr + (offs_b + 1).to(tl.int64) * stride_sb, mask=mask_b, other=0)
     rows_b = (end_b - start_b).to(tl.int32) * GROUP
-    tiles_b = tl.where(rows_b > 0, tl.maximum(tl.cdiv(rows_b - TAIL_M, BLOCK_M), 1), 0)
+    tiles_b = tl.cdiv(rows_b, BLOCK_M)
     tiles_until_b = tl.cumsum(tiles_b, 0)
     num_items = tl.sum(tiles_b, 0)
     if item >= num_items:
@@ -606,7 +534,6 @@ def attention_kernel(
     num_nodes = (tl.load(starts_ptr + (sequence + 1) * stride_sb) - first_token).to(tl.int32)
     prefix_length = tl.load(prefix_ptr + sequence * stride_pb).to(tl.int32)
     num_rows = num_nodes * GROUP
-    last_tile = tl.maximum(tl.cdiv(num_rows - TAIL_M, BLOCK_M), 1) - 1
     num_keys = prefix_length + num_nodes
     split_keys = _blocks_of_split(num_keys, num_splits, BLOCK_N, MIN_BLOCKS) * BLOCK_N
     first_key = split * split_keys
@@ -616,7 +543,7 @@ def attention_kernel(
     row_start = tile * BLOCK_M
     if WINDOW == 0:
         # The nodes of a tile see nothing beyond the last of them.
-        last_node = (tl.minimum(num_rows, row_start + BLOCK_M + TAIL_M) - 1) // GROUP
+        last_node = (tl.minimum(num_rows, row_start + BLOCK_M) - 1) // GROUP
         end_key = tl.minimum(end_key, prefix_length + last_node + 1)
     own_k_head_ptr = own_k_ptr
     own_v_head_ptr = own_v_ptr
@@ -626,101 +553,51 @@ def attention_kernel(
     if WINDOW == 2:
         own_k_head_ptr = own_k_ptr + first_token * stride_okt + kv_head * stride_okg
         own_v_head_ptr = own_v_ptr + first_token * stride_ovt + kv_head * stride_ovg
-    has_tail = (tile == last_tile) & (num_rows > row_start + BLOCK_M)
-    if (TAIL_M > 0) & has_tail:
-        _attend_tile(
-            q_ptr + first_token * stride_qt + kv_head * GROUP * stride_qh,
-            k_ptr + kv_head * stride_kg,
-            v_ptr + kv_head * stride_vg,
-            own_k_head_ptr,
-            own_v_head_ptr,
-            visible_ptr,
-            table_ptr + sequence * stride_tb,
-            out_ptr,
-            partial_ptr,
-            lse_ptr,
-            scale,
-            row_start,
-            num_rows,
-            first_token,
-            kv_head * GROUP,
-            num_heads,
-            prefix_length,
-            first_key,
-            end_key,
-            num_slots,
-            window_width,
-            split,
-            num_splits,
-            stride_qt,
-            stride_qh,
-            stride_kp,
-            stride_ks,
-            stride_vp,
-            stride_vs,
-            stride_okt,
-            stride_ovt,
-            stride_mi,
-            stride_mj,
-            stride_tp,
-            GROUP,
-            HEAD_SIZE,
-            PAGE_SIZE,
-            WINDOW,
-            IS_SPLIT,
-            BLOCK_M,
-            TAIL_M,
-            BLOCK_N,
-            BLOCK_E,
-            STAGES,
-        )
-    else:
-        _attend_tile(
-            q_ptr + first_token * stride_qt + kv_head * GROUP * stride_qh,
-            k_ptr + kv_head * stride_kg,
-            v_ptr + kv_head * stride_vg,
-            own_k_head_ptr,
-            own_v_head_ptr,
-            visible_ptr,
-            table_ptr + sequence * stride_tb,
-            out_ptr,
-            partial_ptr,
-            lse_ptr,
-            scale,
-            row_start,
-            tl.minimum(num_rows, row_start + BLOCK_M),
-            first_token,
-            kv_head * GROUP,
-            num_heads,
-            prefix_length,
-            first_key,
-            end_key,
-            num_slots,
-            window_width,
-            split,
-            num_splits,
-            stride_qt,
-            stride_qh,
-            stride_kp,
-            stride_ks,
-            stride_vp,
-            stride_vs,
-            stride_okt,
-            stride_ovt,
-            stride_mi,
-            stride_mj,
-            stride_tp,
-            GROUP,
-            HEAD_SIZE,
-            PAGE_SIZE,
-            WINDOW,
-            IS_SPLIT,
-            BLOCK_M,
-            0,
-            BLOCK_N,
-            BLOCK_E,
-            STAGES,
-        )
+    _attend_tile(
+        q_ptr + first_token * stride_qt + kv_head * GROUP * stride_qh,
+        k_ptr + kv_head * stride_kg,
+        v_ptr + kv_head * stride_vg,
+        own_k_head_ptr,
+        own_v_head_ptr,
+        visible_ptr,
+        table_ptr + sequence * stride_tb,
+        out_ptr,
+        partial_ptr,
+        lse_ptr,
+        scale,
+        row_start,
+        num_rows,
+        first_token,
+        kv_head * GROUP,
+        num_heads,
+        prefix_length,
+        first_key,
+        end_key,
+        num_slots,
+        window_width,
+        split,
+        num_splits,
+        stride_qt,
+        stride_qh,
+        stride_kp,
+        stride_ks,
+        stride_vp,
+        stride_vs,
+        stride_okt,
+        stride_ovt,
+        stride_mi,
+        stride_mj,
+        stride_tp,
+        GROUP,
+        HEAD_SIZE,
+        PAGE_SIZE,
+        WINDOW,
+        IS_SPLIT,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_E,
+        STAGES,
+    )
 
 
 @triton.jit(do_not_specialize=["batch_size", "num_heads", "num_splits"])

@@ -68,7 +68,7 @@ HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 TRITON_CONFIGS = {
     "float32": (torch.float32, {}),
     "half": (HALF, {}),
-    "half-tail-one-split": (HALF, {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 1}),
+    "half-one-split": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 1}),
     "half-three-splits": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 3}),
 }
 

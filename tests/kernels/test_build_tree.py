@@ -172,6 +172,13 @@ def test_kernels_at_the_limits(num_depths, top_k, node_budget, max_nodes, kernel
     check_trees(kernels, kernel_device, case.make_inputs(seed=52), max_nodes)
 
 
+def test_kernels_at_the_most_nodes(kernels, kernel_device):
+    # The root's place in post-order is 1,024, the one that needs an eleventh bit.
+    case = TreeCase(name="most", batch_size=2, num_depths=31, top_k=64, node_budget=1024, num_levels=40)
+    inputs = case.make_inputs(seed=62)
+    check_trees(kernels, kernel_device, {name: tensor[:1] for name, tensor in inputs.items()}, 1025)
+
+
 def test_kernels_take_strided_tables_wide_integers_and_caps_beyond_the_room(kernels, kernel_device):
     case = TreeCase(name="room", batch_size=2, num_depths=3, top_k=64, node_budget=70)
     inputs = case.make_inputs(seed=53)

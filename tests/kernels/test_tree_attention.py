@@ -117,7 +117,7 @@ HALF = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 TRITON_CONFIGS = {
     "float32": (torch.float32, {}),
     "half": (HALF, {}),
-    "half-tail-one-split": (HALF, {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 1}),
+    "half-one-split": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 1}),
     "half-three-splits": (HALF, {"block_m": 16, "block_n": 16, "num_splits": 3}),
 }
 
@@ -155,7 +155,7 @@ def test_triton_clears_rows_beyond_the_last_sequence(num_splits, kernel_device):
 
 def test_triton_with_given_splits_does_not_depend_on_the_batch(kernel_device):
     inputs = TEST_CASES[2].make_inputs(seed=83)
-    options = {"block_m": 16, "tail_m": 16, "block_n": 16, "num_splits": 2}
+    options = {"block_m": 16, "block_n": 16, "num_splits": 2}
     out_THE = run_triton(inputs, kernel_device, **options)
     starts = inputs["query_starts_B1"].tolist()
     for row in range(len(starts) - 1):
@@ -180,8 +180,22 @@ def test_triton_reads_no_slot_that_no_query_sees(num_splits, kernel_device):
         for position in range(prefix_length + 6, prefix_length + 9):
             place = (inputs["page_table_BP"][row, position // 4], position % 4)
             inputs["k_cache_PSGE"][place] = inputs["v_cache_PSGE"][place] = torch.nan
-    out_THE = run_triton(inputs, kernel_device, block_m=16, tail_m=16, block_n=16, num_splits=num_splits)
+    out_THE = run_triton(inputs, kernel_device, block_m=16, block_n=16, num_splits=num_splits)
     torch.testing.assert_close(out_THE, tree_attention(**inputs))
+
+
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+@pytest.mark.parametrize("window", ["tree", "causal"])
+def test_triton_follows_no_page_beyond_a_sequence(window, num_splits, kernel_device):
+    """Beyond a sequence's pages a row of the table may hold anything; prefixes end in, at and after a block's end."""
+    case = TreeAttentionCase(name="junk", prefix_lengths=(64, 37, 3, 15), num_nodes=(9, 2, 17, 1), window=window)
+    inputs = case.make_inputs(seed=87)
+    expected_THE = tree_attention(**inputs)
+    table_BP = torch.nn.functional.pad(inputs["page_table_BP"], (0, 9))
+    for row, (prefix_length, num_nodes) in enumerate(zip(case.prefix_lengths, case.num_nodes, strict=True)):
+        table_BP[row, -(-(prefix_length + num_nodes) // case.page_size) :] = 2**31 - 1
+    junk = inputs | {"page_table_BP": table_BP}
+    torch.testing.assert_close(run_triton(junk, kernel_device, block_m=16, block_n=16, num_splits=num_splits), expected_THE)
 
 
 def test_triton_query_that_sees_nothing_is_zero(kernel_device):
@@ -198,6 +212,25 @@ def test_triton_takes_strided_caches_64_bit_lengths_and_a_negative_scale(kernel_
     inputs |= {"k_cache_PSGE": both_2PSGE[:, 0], "v_cache_PSGE": both_2PSGE[:, 1], "scale": -inputs["scale"]}
     inputs |= {name: inputs[name].long() for name in ("prefix_lengths_B", "query_starts_B1")}
     torch.testing.assert_close(run_triton(inputs, kernel_device), tree_attention(**inputs))
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "head_size", "num_slots", "expected"),
+    [
+        (16, 128, 2**20, (16, 64)),
+        (64, 128, 2**20, (64, 64)),
+        (68, 128, 2080, (128, 64)),
+        (68, 128, 8 * 16_400, (128, 128)),
+        (260, 128, 2112, (128, 128)),
+        (1028, 64, 2**20, (128, 128)),
+        (68, 256, 2**20, (128, 32)),
+    ],
+)
+def test_choice_of_tile_sizes(num_rows, head_size, num_slots, expected):
+    from ddtree_bench.kernels.paged_triton import choose_config
+
+    config = choose_config(num_rows, head_size, torch.bfloat16, num_slots)
+    assert (config.block_m, config.block_n) == expected
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,8 @@ def grow_tree_kernel(
     tl.store(num_nodes_ptr + row, node)
     mask_n = offs_n < node
     tl.store(first_ptr + offs_n, first, mask=mask_n)
-    tl.store(last_ptr + offs_n, choices >> 21, mask=mask_n)
+    # The root of 1,025 nodes stands at place 1,024, which reaches the sign: its bits are read without one.
+    tl.store(last_ptr + offs_n, (choices >> 21) & 2047, mask=mask_n)
     # The last node has no entry where it stands beyond the block; nothing came after it, so it is where it was put.
     tl.store(first_ptr + node - 1, place)
     tl.store(last_ptr + node - 1, place)

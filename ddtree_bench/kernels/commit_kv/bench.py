@@ -42,7 +42,7 @@ def variants(case: CommitKvCase, device: str) -> Sequence[Variant]:
         Variant(name="triton", run=triton()),
         Variant(name="triton-32-columns", run=triton(block=32)),
         Variant(name="triton-64-columns", run=triton(block=64)),
-        Variant(name="triton-256-columns", run=triton(block=256)),
+        Variant(name="triton-128-columns", run=triton(block=128)),
         Variant(name="triton-two-launches", run=triton(max_tile=16)),
         Variant(name="torch, layer by layer", run=_torch_layers, is_ours=False),
     ]

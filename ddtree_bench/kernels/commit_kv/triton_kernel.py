@@ -178,7 +178,8 @@ def _move(
                 k_PSGE, v_PSGE, buffer, slots_M, others_M, *layout, **shared, IS_READ=is_read, BLOCK_C=block_c, num_warps=4
             )
         return
-    wanted = block or min(128, max(_MIN_BLOCK_C, max_tile // block_m))
+    # Measured on an H200: 128 columns are faster at 8 rows, 64 are at 64 rows and at 256.
+    wanted = block or min(128 if block_m <= 16 else 64, max(_MIN_BLOCK_C, max_tile // block_m))
     block_c = min(wanted, triton.next_power_of_2(row_size))
     _move_kernel[(triton.cdiv(row_size, block_c), num_layers, num_kinds)](
         k_PSGE,

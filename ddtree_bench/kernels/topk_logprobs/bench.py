@@ -14,12 +14,10 @@ from ddtree_bench.kernels.topk_logprobs.cases import BENCH_CASES, TEST_CASES, To
 
 _TEMPERATURE = 0.6
 CONFIGS = {
-    "tile-8192-4-warps": {"num_warps": 4},
-    "tile-4096-4-warps": {"tile": 4096, "num_warps": 4},
-    "tile-16384-8-warps": {"tile": 16_384},
-    "pipelined-8192-8-warps": {"num_stages": 3, "programs_per_sm": 4},
-    "pipelined-8192-4-warps": {"num_warps": 4, "num_stages": 3, "programs_per_sm": 4},
-    "pipelined-4096-4-warps": {"tile": 4096, "num_warps": 4, "num_stages": 4, "programs_per_sm": 8},
+    "tile-8192-8-warps": {"num_warps": 8},
+    "tile-4096-4-warps": {"tile": 4096},
+    "tile-16384-8-warps": {"tile": 16_384, "num_warps": 8},
+    "pipelined-8192-4-warps": {"num_stages": 3, "programs_per_sm": 4},
     "select-2-warps": {"num_select_warps": 2},
     "select-8-warps": {"num_select_warps": 8},
 }

@@ -293,7 +293,7 @@ class TopkConfig:
     """
 
     tile: int = 8192
-    num_warps: int = 8
+    num_warps: int = 4
     num_stages: int = 1
     programs_per_sm: int = 4
     num_select_warps: int = 4

@@ -23,15 +23,10 @@ from ddtree_bench.kernels.tree_attention.cases import BENCH_CASES, TEST_CASES, T
 CANDIDATES: dict[str, dict[str, int]] = {
     "128-128x3": {"block_m": 128, "block_n": 128, "num_warps": 8, "num_stages": 3},
     "128-64x3": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 3},
-    "128-64x4": {"block_m": 128, "block_n": 64, "num_warps": 8, "num_stages": 4},
-    "128+16-64x3": {"block_m": 128, "block_n": 64, "tail_m": 16, "num_warps": 8, "num_stages": 3},
-    "128+16-64x4": {"block_m": 128, "block_n": 64, "tail_m": 16, "num_warps": 8, "num_stages": 4},
-    "128+16-128x2": {"block_m": 128, "block_n": 128, "tail_m": 16, "num_warps": 8, "num_stages": 2},
-    "64+16-64x2": {"block_m": 64, "block_n": 64, "tail_m": 16, "num_stages": 2, "programs_per_sm": 2},
     "64-64x3": {"block_m": 64, "block_n": 64, "num_stages": 3, "programs_per_sm": 2},
 }
-NARROW = ("128-128x3", "128-64x3", "128-64x4", "64+16-64x2", "64-64x3")
-WIDE = ("128-128x3", "128-64x3", "128+16-64x3", "128+16-64x4", "128+16-128x2")
+NARROW = ("128-128x3", "128-64x3", "64-64x3")
+WIDE = ("128-128x3", "128-64x3")
 FLEX_BATCH, FLEX_CONTEXT = 8, 16384  # compiling takes half a minute a shape, so one context stands for all
 NUM_CHECKED_QUERIES = 6
 

@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RESULTS ?= results/local
+PYTEST_ARGS ?=
 
 .PHONY: install quickstart test test-fast lint commit-file
 
@@ -19,7 +20,7 @@ quickstart: install
 	$(BIN)/ddtree-bench compare linear vs tree --results $(RESULTS)
 
 test: install lint
-	$(BIN)/python -m pytest -m 'not gpu' -p no:cacheprovider
+	$(BIN)/python -m pytest -m 'not gpu' -p no:cacheprovider $(PYTEST_ARGS)
 
 test-fast: install
 	$(BIN)/python -m pytest

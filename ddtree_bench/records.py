@@ -172,9 +172,16 @@ class TrialRecord:
 
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> TrialRecord:
-        """Read the JSON form; unknown fields are ignored."""
+        """Read the JSON form; unknown fields are ignored.
+
+        Raises:
+            ValueError: a state that is none. TypeError: a field is missing or of a wrong type.
+        """
         names = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in row.items() if key in names}
+        for name in ("asked", "effective", "metrics", "timings_s", "server_info", "constraints", "stop", "provenance"):
+            if not isinstance(values.get(name, {}), Mapping):
+                raise TypeError(f"{name} must be an object; given {values[name]!r}")
         values["gates"] = tuple(GateResult(**gate) for gate in row.get("gates", ()))
         failure = row.get("failure")
         values["failure"] = None if failure is None else Failure(**failure)

@@ -24,6 +24,7 @@ from ddtree_bench.compare.output import ARM_COLUMNS
 from ddtree_bench.compare.runner import _certificate, block_order
 from ddtree_bench.compare.servers import flat_config, safe_name, speculation_label
 from ddtree_bench.config import ServerSpec, SweepSpec, TreeSetting
+from ddtree_bench.errors import ServerError
 from ddtree_bench.load.workloads import workload_of
 from ddtree_bench.metrics.comparison import Arm, config_differences
 from ddtree_bench.records import RequestRecord, machine_name
@@ -82,6 +83,25 @@ def test_compare_measures_plain_beside_both_arms(tmp_path: Path, mock_backend: M
 def test_restarted_servers_are_started_for_each_block(tmp_path: Path, mock_backend: MockBackend) -> None:
     invoke("plain", "tree", "--results", str(tmp_path), "--blocks", "2", "--restart-servers")
     assert Counter(setting.mode for setting in mock_backend.launches) == {"plain": 2, "tree": 2}
+
+
+def test_start_that_fails_keeps_the_earlier_comparison(tmp_path: Path, mock_backend: MockBackend) -> None:
+    folder = Path(
+        json.loads(invoke("plain", "tree", "--results", str(tmp_path), "--blocks", "1").output.splitlines()[-1])["folder"]
+    )
+    before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    mock_backend.options_of = lambda setting: ["--no-such-option"]
+    with pytest.raises(ServerError, match="arm "):
+        invoke("plain", "tree", "--results", str(tmp_path), "--blocks", "1")
+    assert {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()} == before
+    assert any(name.startswith("requests-") for name in before)
+
+
+@pytest.mark.parametrize("override", ["study.trials=3", "space.node_budget=7", "lod.num_prompts=3"])
+def test_override_that_a_comparison_does_not_read_is_refused(tmp_path: Path, override: str) -> None:
+    done = invoke("linear", "tree", "--results", str(tmp_path), overrides=(override,))
+    assert done.exit_code == 2
+    assert "[server], [load] or [gates]" in " ".join(done.output.split())
 
 
 def test_lossy_arm_has_no_speedup(tmp_path: Path, mock_backend: MockBackend) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+OVERRIDABLE = ("server", "load", "gates")
+
 
 @click.command("compare")
 @click.argument("arms", nargs=-1, required=True, metavar="A [vs] B")
@@ -100,6 +102,11 @@ def _with_overrides(spec: Any, overrides: Sequence[str]) -> Any:
         return spec
     tables = spec.to_dict()
     for override in overrides:
+        table, dot, _ = override.partition("=")[0].strip().partition(".")
+        if dot and table not in OVERRIDABLE:
+            raise click.BadParameter(
+                f"must name a key of [server], [load] or [gates], what a comparison reads; given {override!r}", param_hint="--set"
+            )
         apply_override(tables, override)
     return SweepSpec.from_dict(tables)
 

@@ -61,7 +61,7 @@ def command(
         "log_path": None if result_dir is None else result_dir / "requests.jsonl",
         "on_start": lambda: _remove_old(result_dir),
     }
-    result = _run(base_url, spec, arguments)
+    result, exit_status = _run(base_url, spec, arguments)
     summary = _summary(base_url, spec, result)
     if result_dir is not None:
         from ddtree_bench.records import write_json
@@ -70,8 +70,8 @@ def command(
     _print_table(summary)
     if is_json:
         click.echo(json.dumps(summary, ensure_ascii=False))
-    if result.is_interrupted:
-        sys.exit(130)
+    if exit_status:
+        sys.exit(exit_status)
     if summary["num_failed_requests"] > max_failures:
         click.echo(f"{summary['num_failed_requests']} requests failed; --max-failures is {max_failures}", err=True)
         sys.exit(1)
@@ -113,7 +113,8 @@ def _remove_old(result_dir: Path | None) -> None:
             (result_dir / name).unlink(missing_ok=True)
 
 
-def _run(base_url: str, spec: LoadSpec, arguments: Mapping[str, Any]) -> LoadResult:
+def _run(base_url: str, spec: LoadSpec, arguments: Mapping[str, Any]) -> tuple[LoadResult, int]:
+    """Run the load; return what it gave and the exit status of the signal that ended it, 0 where none did."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -131,9 +132,9 @@ def _run(base_url: str, spec: LoadSpec, arguments: Mapping[str, Any]) -> LoadRes
             progress.update(bar, advance=1, note=f"{num_failed} failed" if num_failed else "")
 
         try:
-            return run_load(base_url, spec, on_record=on_record, **arguments)
+            return run_load(base_url, spec, on_record=on_record, **arguments), 0
         except LoadInterruptedError as interrupted:
-            return interrupted.result
+            return interrupted.result, interrupted.exit_status
 
 
 def _summary(base_url: str, spec: LoadSpec, result: LoadResult) -> dict[str, Any]:

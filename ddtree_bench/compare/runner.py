@@ -66,9 +66,11 @@ def run_comparison(
     seen = {arm.name: _Seen() for arm in everyone}
     order = block_order([arm.name for arm in everyone], num_blocks, seed)
     by_name = {arm.name: arm for arm in everyone}
-    for old in folder.glob("requests-*.jsonl*"):
-        old.unlink()
     with Servers(folder, keep_up=keep_up) as servers:
+        on_stage(f"starting {order[0][0]}")
+        servers.get(by_name[order[0][0]])  # a start that fails leaves the records of an earlier comparison whole
+        for old in folder.glob("requests-*.jsonl*"):
+            old.unlink()
         for number, names in enumerate(order):
             for name in names:
                 on_stage(f"block {number + 1} of {num_blocks}: {name}")

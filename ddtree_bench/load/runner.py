@@ -60,24 +60,52 @@ class LoadResult:
 
 
 class LoadInterruptedError(KeyboardInterrupt):
-    """Ctrl-C ended a load; `result` holds what had ended, the requests in flight recorded as cancelled."""
+    """A signal ended a load; `result` holds what had ended, the requests in flight recorded as cancelled."""
 
-    def __init__(self, result: LoadResult) -> None:
+    def __init__(self, result: LoadResult, number: int = signal.SIGINT) -> None:
         super().__init__("the load was interrupted")
         self.result = result
+        self.exit_status = 128 + number  # what a shell expects
 
 
 def run_load(base_url: str, spec: LoadSpec, **options: Any) -> LoadResult:
     """Run a load to its end and return what it gave; takes the options of `run_load_async`.
 
     Raises:
-        LoadInterruptedError: Ctrl-C; carries what is there.
+        LoadInterruptedError: SIGINT or SIGTERM; carries what is there. SystemExit: SIGTERM before there is anything.
         ValueError: a bad URL, data set or row.
     """
-    result = asyncio.run(run_load_async(base_url, spec, **options))
+    with _sigterm_as_ctrl_c() as was_terminated:
+        try:
+            result = asyncio.run(run_load_async(base_url, spec, **options))
+        except KeyboardInterrupt:
+            if was_terminated:
+                raise SystemExit(128 + signal.SIGTERM) from None
+            raise
     if result.is_interrupted:
-        raise LoadInterruptedError(result)
+        raise LoadInterruptedError(result, signal.SIGTERM if was_terminated else signal.SIGINT)
     return result
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[list[bool]]:
+    """Let SIGTERM do what Ctrl-C does inside the block, and note that it came; only the main thread can."""
+    was_terminated: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield was_terminated
+        return
+
+    def pass_on(*_: object) -> None:
+        was_terminated.append(True)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
+            raise SystemExit(128 + signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield was_terminated
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 async def run_load_async(
@@ -121,10 +149,11 @@ async def run_load_async(
             run = _Run(client, workload.prompts, log=log, on_record=on_record)
             with _stopped_by_ctrl_c(warmup, run):
                 await warmup.go(_warmup_schedule(schedule, len(workload.warmups)))
-                before = await scrape(session, root)
+                unread = Counters(reason="the load was interrupted in its warm-up") if run.is_stopped else None
+                before = unread or await scrape(session, root)
                 async with ClientHealth() as health:
                     start_s, end_s = await run.go(schedule)
-            after = await scrape(session, root)
+            after = unread or await scrape(session, root)
     return LoadResult(
         records=run.records,
         window_start_s=start_s,

@@ -18,7 +18,7 @@ from torch import nn
 
 from ddtree_bench.models.layers import DecoderLayer, RMSNorm, RowParallelLinear, rotary_table
 from ddtree_bench.models.parallel import Parallel
-from ddtree_bench.models.qwen3 import LayerAttend, Qwen3Config, bind_layer
+from ddtree_bench.models.qwen3 import RIGHT_CONFIG, LayerAttend, Qwen3Config, bind_layer, integer_of, names_of, object_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,26 +57,26 @@ class DFlashConfig:
         """Read a drafter checkpoint's config.json.
 
         Raises:
-            ValueError: another architecture, or a field is missing.
+            ValueError: another architecture, or a field is missing, of a wrong type or out of range.
         """
-        if "DFlashDraftModel" not in raw.get("architectures", []):
+        if "DFlashDraftModel" not in names_of(raw, "architectures"):
             raise ValueError(
                 f"architectures must hold 'DFlashDraftModel'; got {raw.get('architectures')}; "
                 "pass a DFlash drafter checkpoint folder"
             )
-        special = raw.get("dflash_config") or {}
+        special = object_of(raw, "dflash_config")
         missing = [name for name in ("target_layer_ids", "mask_token_id") if special.get(name) is None]
         if missing:
-            raise ValueError(
-                f"dflash_config must hold target_layer_ids and mask_token_id; missing {missing}; "
-                "take config.json from the same release as the weights"
-            )
+            raise ValueError(f"dflash_config must hold target_layer_ids and mask_token_id; missing {missing}; {RIGHT_CONFIG}")
+        layer_ids = special["target_layer_ids"]
+        if not isinstance(layer_ids, list) or not layer_ids or not all(type(layer) is int for layer in layer_ids):
+            raise ValueError(f"target_layer_ids must be a list of layer numbers; got {layer_ids!r}; {RIGHT_CONFIG}")
         return cls(
-            layers=Qwen3Config.from_dict(raw),
-            block_size=raw["block_size"],
-            mask_token_id=special["mask_token_id"],
-            target_layer_ids=tuple(special["target_layer_ids"]),
-            num_target_layers=raw["num_target_layers"],
+            layers=Qwen3Config.sizes_of(raw),
+            block_size=integer_of(raw, "block_size", least=2),
+            mask_token_id=integer_of(special, "mask_token_id", least=0),
+            target_layer_ids=tuple(layer_ids),
+            num_target_layers=integer_of(raw, "num_target_layers"),
         )
 
     def to_dict(self) -> dict[str, Any]:

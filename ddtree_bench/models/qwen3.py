@@ -9,6 +9,7 @@ G key/value heads of this rank, E head size, V vocabulary shard of this rank.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,24 +19,73 @@ from torch import nn
 from ddtree_bench.models.layers import DecoderLayer, RMSNorm, VocabParallelEmbedding, rotary_table
 from ddtree_bench.models.parallel import Parallel
 
+ARCHITECTURE = "Qwen3ForCausalLM"
 LayerAttend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """attend(layer_index, q_THE, k_TGE, v_TGE) -> o_THE."""
+
+
+RIGHT_CONFIG = "take config.json from the same release as the weights"
+
+
+def integer_of(raw: dict[str, Any], name: str, default: int | None = None, least: int = 1) -> int:
+    """Return an integer field of a config.json.
+
+    Raises:
+        ValueError: it is missing without a default, is no integer, or is below `least`; names the field.
+    """
+    value = raw.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        given = repr(value) if name in raw or default is not None else "nothing"
+        raise ValueError(f"{name} must be an integer of at least {least}; got {given}; {RIGHT_CONFIG}")
+    return value
+
+
+def positive_number_of(raw: dict[str, Any], name: str, default: float) -> float:
+    """Return a positive, finite number of a config.json; ValueError names the field."""
+    value = raw.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be a positive number; got {value!r}; {RIGHT_CONFIG}")
+    return float(value)
+
+
+def flag_of(raw: dict[str, Any], name: str, default: bool) -> bool:
+    """Return a true or false of a config.json; ValueError names the field."""
+    value = raw.get(name, default)
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false; got {value!r}; {RIGHT_CONFIG}")
+    return value
+
+
+def object_of(raw: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an object of a config.json, empty where it is null or missing; ValueError names the field."""
+    value = raw.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{name} must be an object; got {value!r}; {RIGHT_CONFIG}")
+    return value or {}
+
+
+def names_of(raw: dict[str, Any], name: str) -> list[str]:
+    """Return a list of names of a config.json, empty where it is null or missing; ValueError names the field."""
+    value = raw.get(name)
+    if value is not None and not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+        raise ValueError(f"{name} must be a list of names; got {value!r}; {RIGHT_CONFIG}")
+    return value or []
 
 
 def rope_theta_of(raw: dict[str, Any]) -> float:
     """Read rope_theta from a config.json of either Hugging Face generation; refuse every scaling.
 
     Raises:
-        ValueError: the config asks for a rotary scaling.
+        ValueError: the config asks for a rotary scaling, or rope_theta is no positive number.
     """
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = object_of(raw, "rope_parameters") or object_of(raw, "rope_scaling")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
         raise ValueError(
             f"rope_scaling must be none; got {kind!r}; use a checkpoint without rotary scaling "
             "or remove rope_scaling from its config.json and stay inside its trained context"
         )
-    return float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    return positive_number_of(rope if "rope_theta" in rope else raw, "rope_theta", 10_000.0)
 
 
 def refuse_unsupported(raw: dict[str, Any]) -> None:
@@ -44,8 +94,13 @@ def refuse_unsupported(raw: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if raw.get(name, value) != value:
             raise ValueError(f"{name} must be {value}; got {raw[name]}; use a checkpoint with {name}={value}")
-    kinds = set(raw.get("layer_types") or ["full_attention"])
-    if kinds != {"full_attention"}:
+    if raw.get("quantization_config"):
+        raise ValueError(
+            f"quantization_config must be none; got {raw['quantization_config']!r}; "
+            "use the checkpoint's release in bfloat16, float16 or float32"
+        )
+    kinds = set(names_of(raw, "layer_types"))
+    if not kinds <= {"full_attention"}:
         raise ValueError(f"layer_types must all be 'full_attention'; got {sorted(kinds)}; use a dense checkpoint")
 
 
@@ -70,30 +125,46 @@ class Qwen3Config:
         """Read a checkpoint's config.json.
 
         Raises:
-            ValueError: another architecture, or a field that is not supported.
+            ValueError: another architecture, or a field that is not supported, missing, of a wrong type or out of range.
         """
+        given = names_of(raw, "architectures")
+        if given and ARCHITECTURE not in given:
+            raise ValueError(f"architectures must hold {ARCHITECTURE!r}; got {given}; pass a dense Qwen3 checkpoint folder")
+        return cls.sizes_of(raw)
+
+    @classmethod
+    def sizes_of(cls, raw: dict[str, Any]) -> Qwen3Config:
+        """Read the sizes alone, as from_dict does, whatever `architectures` holds: a drafter's layers are Qwen3's too."""
         if raw.get("model_type") != "qwen3":
             raise ValueError(f"model_type must be 'qwen3'; got {raw.get('model_type')!r}; pass a dense Qwen3 checkpoint folder")
         refuse_unsupported(raw)
-        num_heads = raw["num_attention_heads"]
+        derived = {name for name in ("num_key_value_heads", "head_dim") if raw.get(name) is None}  # null: from the others
+        raw = {name: value for name, value in raw.items() if name not in derived}
+        hidden_size, num_heads = integer_of(raw, "hidden_size"), integer_of(raw, "num_attention_heads")
+        num_kv_heads = integer_of(raw, "num_key_value_heads", num_heads)
+        head_dim = integer_of(raw, "head_dim", hidden_size // num_heads, least=2)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_key_value_heads must divide {num_heads} attention heads; got {num_kv_heads}; {RIGHT_CONFIG}")
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even, it is rotated in pairs; got {head_dim}; {RIGHT_CONFIG}")
         return cls(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            num_hidden_layers=raw["num_hidden_layers"],
+            vocab_size=integer_of(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            num_hidden_layers=integer_of(raw, "num_hidden_layers"),
             num_attention_heads=num_heads,
-            num_key_value_heads=raw.get("num_key_value_heads", num_heads),
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // num_heads,
-            intermediate_size=raw["intermediate_size"],
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            num_key_value_heads=num_kv_heads,
+            head_dim=head_dim,
+            intermediate_size=integer_of(raw, "intermediate_size"),
+            rms_norm_eps=positive_number_of(raw, "rms_norm_eps", 1e-6),
             rope_theta=rope_theta_of(raw),
-            max_position_embeddings=raw.get("max_position_embeddings", 32_768),
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
+            max_position_embeddings=integer_of(raw, "max_position_embeddings", 32_768),
+            tie_word_embeddings=flag_of(raw, "tie_word_embeddings", False),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return what config.json of a checkpoint says, readable by Hugging Face, SGLang and vLLM."""
         return {
-            "architectures": ["Qwen3ForCausalLM"],
+            "architectures": [ARCHITECTURE],
             "model_type": "qwen3",
             **dataclasses.asdict(self),
             "attention_bias": False,

@@ -11,10 +11,10 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from ddtree_bench.models.dflash import DFlashConfig, DFlashModel
@@ -46,6 +46,7 @@ Table = dict[str, list[Piece]]
 """Parameter name -> pieces concatenated along axis 0."""
 
 Read = Callable[[Piece], torch.Tensor]
+Config = TypeVar("Config", Qwen3Config, DFlashConfig)
 
 
 def layer_table(prefix: str, stored_prefix: str, config: Qwen3Config, parallel: Parallel) -> Table:
@@ -120,9 +121,9 @@ class StoredTensors:
         self.folder = folder
         index = folder / "model.safetensors.index.json"
         if index.exists():
-            self.file_of: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            self.file_of: dict[str, str] = _weight_map(index)
         elif (folder / "model.safetensors").exists():
-            with safe_open(folder / "model.safetensors", framework="pt") as handle:
+            with _opened(folder / "model.safetensors") as handle:
                 self.file_of = dict.fromkeys(handle.keys(), "model.safetensors")
         else:
             raise ValueError(
@@ -135,7 +136,7 @@ class StoredTensors:
         """Return the piece from disk.
 
         Raises:
-            ValueError: the tensor is missing or its shape disagrees with config.json.
+            ValueError: the tensor is missing, its shape disagrees with config.json, or its file is missing or broken.
         """
         if piece.name not in self.file_of:
             raise ValueError(
@@ -144,8 +145,13 @@ class StoredTensors:
             )
         file = self.file_of[piece.name]
         if file not in self.handles:
-            self.handles[file] = safe_open(self.folder / file, framework="pt")
-        stored = self.handles[file].get_slice(piece.name)
+            self.handles[file] = _opened(self.folder / file)
+        try:
+            stored = self.handles[file].get_slice(piece.name)
+        except SafetensorError as error:
+            raise ValueError(
+                f"{self.folder / file} must hold tensor {piece.name!r}, as the index says; {error}; fetch it again"
+            ) from error
         if tuple(stored.get_shape()) != piece.shape:
             raise ValueError(
                 f"{piece.name} must have shape {piece.shape} by config.json; the file in {self.folder} has "
@@ -154,6 +160,29 @@ class StoredTensors:
         if piece.dim == 1:
             return stored[:, piece.start : piece.end]
         return stored[piece.start : piece.end]
+
+
+def _opened(file: Path) -> Any:
+    """Open one file of a checkpoint.
+
+    Raises:
+        ValueError: it is missing, or no whole safetensors file; names it and the reason.
+    """
+    try:
+        return safe_open(file, framework="pt")
+    except FileNotFoundError as error:
+        raise ValueError(f"{file} must exist, the checkpoint's index names it; there is no such file; fetch it again") from error
+    except SafetensorError as error:
+        size = file.stat().st_size
+        raise ValueError(f"{file} must be a whole safetensors file; {error} (it has {size} bytes); fetch it again") from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor by a checkpoint's index; ValueError names the index where it is broken."""
+    found = _read_object(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise ValueError(f"{index} must hold weight_map, tensor names to file names; it does not; fetch it again")
+    return found
 
 
 def dummy_reader(seed: int, device: torch.device | str) -> Read:
@@ -202,11 +231,34 @@ def reader_of(folder: Path, load_format: str, seed: int, device: torch.device | 
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
-    """Return a checkpoint folder's config.json."""
+    """Return a checkpoint folder's config.json.
+
+    Raises:
+        ValueError: it is missing, is not JSON, or holds no object; names it.
+    """
     path = Path(folder) / "config.json"
     if not path.exists():
         raise ValueError(f"a checkpoint folder must hold config.json; {folder} does not; pass another folder")
-    return json.loads(path.read_text())
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must hold JSON; {error}; fetch it again") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object; given {type(value).__name__}; fetch it again")
+    return value
+
+
+def _config_of(folder: Path | str, read: Callable[[dict[str, Any]], Config]) -> Config:
+    """Return a checkpoint's sizes; what is wrong with a field is told with the file it stands in."""
+    raw = read_config(folder)
+    try:
+        return read(raw)
+    except ValueError as error:
+        raise ValueError(f"{Path(folder) / 'config.json'}: {error}") from error
 
 
 def load_target(
@@ -223,7 +275,7 @@ def load_target(
         ValueError: unsupported config, missing or misshapen tensors, a degree that does not divide the sizes.
     """
     parallel = parallel or Parallel.single()
-    config = Qwen3Config.from_dict(read_config(folder))
+    config = _config_of(folder, Qwen3Config.from_dict)
     with torch.device("meta"):
         model = Qwen3Model(config, parallel)
     fill(model, target_table(config, parallel), reader_of(Path(folder), load_format, seed, device), dtype, device)
@@ -245,7 +297,7 @@ def load_drafter(
         ValueError: as load_target, or the drafter belongs to another target.
     """
     parallel = parallel or Parallel.single()
-    config = DFlashConfig.from_dict(read_config(folder))
+    config = _config_of(folder, DFlashConfig.from_dict)
     if target is not None:
         check_pair(target, config)
     with torch.device("meta"):

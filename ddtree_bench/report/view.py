@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ddtree_bench.errors import DdtreeError
 from ddtree_bench.report.html import write_report
 
 HIDDEN = (".log", ".zst", ".jsonl")  # raw records and logs are not served
 
 
 def make_app(results_dir: Path) -> Any:
-    """Return the aiohttp application: `/` is the page, `/refresh` draws it again from the records, other paths are files."""
+    """Return the aiohttp application: `/` is the page, `/refresh` draws it again from the records, other paths are files.
+
+    Where a record is broken by then, `/refresh` answers 500 with the reason in words.
+    """
     from aiohttp import web
 
     folder = Path(results_dir).resolve()
@@ -20,7 +24,11 @@ def make_app(results_dir: Path) -> Any:
         return web.FileResponse(folder / "report.html", headers={"Cache-Control": "no-store"})
 
     async def refresh(_: web.Request) -> web.StreamResponse:
-        write_report(folder)
+        try:
+            write_report(folder)
+        except (DdtreeError, ValueError, TypeError, AttributeError, LookupError, OSError) as error:
+            text = f"the report cannot be drawn again: {error}\nthe page at / is the last one that was drawn\n"
+            return web.Response(status=500, text=text)
         raise web.HTTPFound("/")
 
     async def file(request: web.Request) -> web.StreamResponse:

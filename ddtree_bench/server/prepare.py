@@ -97,11 +97,12 @@ def check_ranks(folder: Path, num_ranks: int) -> None:
     """Raise where the target's heads do not divide over the ranks, before any of them is started."""
     config = read_config(folder)
     heads = config.get("num_attention_heads")
-    if num_ranks == 1 or not isinstance(heads, int):
+    kv_heads = config.get("num_key_value_heads") or heads
+    if num_ranks == 1 or not isinstance(heads, int) or not isinstance(kv_heads, int) or kv_heads < 1:
         return  # what a config must hold is for the loader to say
     first = Parallel(rank=0, world_size=num_ranks)
     first.shard_range(heads, "num_attention_heads")
-    first.kv_head_range(config.get("num_key_value_heads") or heads)
+    first.kv_head_range(kv_heads)
 
 
 def check_device(settings: EngineSettings) -> None:

@@ -87,7 +87,8 @@ def test_bad_flags_are_refused(flags: tuple[str, str], message: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_what_is_there(prompts_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
+def test_signal_saves_what_is_there(prompts_file: Path, tmp_path: Path, number: int, status: int) -> None:
     with running_mock(ms_per_round=50.0, acceptance_length=None) as mock:
         flags = ["--base-url", mock.url, "--dataset-path", str(prompts_file), "--num-prompts", "12", "--num-warmups", "0"]
         flags += ["--max-concurrency", "2", "--max-tokens", "20", "--result-dir", str(tmp_path)]
@@ -96,8 +97,8 @@ def test_ctrl_c_saves_what_is_there(prompts_file: Path, tmp_path: Path) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 2):
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        process.send_signal(number)
+        assert process.wait(30) == status
     records = list(read_requests(log))
     summary = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
     kinds = [record.error_kind for record in records]

@@ -1,6 +1,7 @@
 """Saving and loading, slices of ranks, names in files, and what is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ddtree_bench.models.weights import (
     bundled_drafter_of,
     load_drafter,
     load_target,
+    read_config,
     resolve_model,
     save_drafter,
     save_target,
@@ -137,3 +139,116 @@ def test_unknown_names_are_answered(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a checkpoint folder must hold model"):
         load_target(tmp_path)
     assert bundled_drafter_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [lambda whole: whole[:-10], lambda whole: b"", lambda whole: whole[:20], lambda whole: b"x" * 100],
+    ids=["truncated", "empty", "header-cut", "bad-header"],
+)
+@pytest.mark.parametrize("part", ["target", "drafter"])
+def test_broken_weights_are_named(pair: Path, part: str, content: Callable[[bytes], bytes]) -> None:
+    file = sorted((pair / part).glob("*.safetensors"))[-1]
+    file.write_bytes(content(file.read_bytes()))
+    with pytest.raises(ValueError, match=rf"{file.name} must be a whole safetensors file; .*bytes\); fetch it again"):
+        load_target(pair / part) if part == "target" else load_drafter(pair / part)
+
+
+def test_missing_shard_is_named(pair: Path) -> None:
+    file = sorted((pair / "target").glob("model-*.safetensors"))[-1]
+    file.unlink()
+    with pytest.raises(ValueError, match=rf"{file.name} must exist, .*fetch it again"):
+        load_target(pair / "target")
+
+
+def test_shard_of_another_checkpoint_is_named(pair: Path) -> None:
+    first, *_, last = sorted((pair / "target").glob("model-*.safetensors"))
+    last.write_bytes(first.read_bytes())
+    with pytest.raises(ValueError, match=rf"{last.name} must hold tensor .*fetch it again"):
+        load_target(pair / "target")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": null}}'])
+def test_broken_index_is_named(pair: Path, content: str) -> None:
+    (pair / "target" / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index\.json must hold .*fetch it again"):
+        load_target(pair / "target")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe"], ids=["empty", "torn", "list", "no-text"])
+def test_broken_config_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"config\.json must hold .*fetch it again"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", "x"),
+        ("num_hidden_layers", None),
+        ("vocab_size", True),
+        ("hidden_size", 32.0),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 3),
+        ("head_dim", 15),
+        ("rms_norm_eps", None),
+        ("rms_norm_eps", -1e-6),
+        ("rope_theta", "x"),
+        ("rope_parameters", 3),
+        ("max_position_embeddings", 0),
+        ("tie_word_embeddings", "yes"),
+        ("layer_types", 3),
+        ("architectures", ["LlamaForCausalLM"]),
+        ("architectures", 3),
+        ("quantization_config", {"quant_method": "awq", "bits": 4}),
+    ],
+    ids=str,
+)
+def test_config_field_of_no_use_is_named_with_its_file(tmp_path: Path, field: str, value: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**target_sizes().to_dict(), field: value}))
+    with pytest.raises(ValueError, match=rf"config\.json: {field} must .*; got "):
+        load_target(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"])
+def test_missing_config_field_is_named_with_its_file(tmp_path: Path, field: str) -> None:
+    raw = target_sizes().to_dict()
+    del raw[field]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=rf"config\.json: {field} must be an integer of at least 1; got nothing"):
+        load_target(tmp_path, load_format="dummy")
+
+
+@pytest.mark.parametrize(
+    "absent", [{}, {"architectures": None, "num_key_value_heads": None, "head_dim": None}], ids=["out", "null"]
+)
+def test_what_a_config_may_leave_out_is_derived(tmp_path: Path, absent: dict[str, None]) -> None:
+    raw = target_sizes().to_dict()
+    for field in ("architectures", "num_key_value_heads", "head_dim"):
+        del raw[field]
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **absent}))
+    config = load_target(tmp_path, load_format="dummy").config
+    assert (config.num_key_value_heads, config.head_dim) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"block_size": "x"}, "block_size"),
+        ({"block_size": 1}, "block_size"),
+        ({"num_target_layers": None}, "num_target_layers"),
+        ({"rms_norm_eps": None}, "rms_norm_eps"),
+        ({"architectures": None}, "architectures"),
+        ({"dflash_config": 3}, "dflash_config"),
+        ({"dflash_config": {"mask_token_id": "x", "target_layer_ids": [0]}}, "mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": []}}, "target_layer_ids"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": ["x"]}}, "target_layer_ids"),
+    ],
+    ids=str,
+)
+def test_drafter_field_of_no_use_is_named_with_its_file(tmp_path: Path, change: dict[str, object], field: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**drafter_sizes(target_sizes()).to_dict(), **change}))
+    with pytest.raises(ValueError, match=rf"config\.json: {field} must .*; got "):
+        load_drafter(tmp_path, load_format="dummy")

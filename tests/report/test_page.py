@@ -149,6 +149,18 @@ async def test_view_serves_the_page_and_nothing_beyond(folder: Path) -> None:
         assert (await client.get("/refresh")).status == 200
 
 
+@pytest.mark.parametrize("content", ["[]", "{", json.dumps({"asked": {}, "metrics": None})], ids=["list", "torn", "no-metrics"])
+async def test_refresh_tells_which_record_is_broken(tmp_path: Path, content: str) -> None:
+    results = write_study(tmp_path / "study", full_trials())
+    write_report(results)
+    async with TestClient(TestServer(make_app(results))) as client:
+        (results / "trial-000" / "trial.json").write_text(content, encoding="utf-8")
+        reply = await client.get("/refresh")
+        assert reply.status == 500
+        assert "trial-000/trial.json must hold" in await reply.text()
+        assert (await client.get("/")).status == 200
+
+
 def test_headline_says_where_no_setting_meets_the_constraints() -> None:
     over = trial(0, TreeSetting(node_budget=31), 900.0, 9.0, constraints={"launch_ok": 0.0, "ttft_p50_ms": 0.2})
     text = headline(StudyResults(folder=Path("study"), trials=[over]))

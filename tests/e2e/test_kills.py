@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import optuna
@@ -16,6 +17,7 @@ import pytest
 
 from ddtree_bench.backends.launch import group_members
 from ddtree_bench.backends.leases import marked
+from ddtree_bench.config import SweepSpec
 from ddtree_bench.records import read_trials
 from ddtree_bench.sweep.journal import open_storage
 from ddtree_bench.sweep.toml import to_toml
@@ -23,25 +25,55 @@ from ddtree_bench.sweep.toml import to_toml
 sys.path.insert(0, str(Path(__file__).parents[1] / "sweep"))
 import mock_backend
 
-NUM_KILLS, NUM_TRIALS = 20, 10
+NUM_KILLS = 20
 TARGETS = ("driver", "driver", "supervisor", "leader", "rank")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which servers the sweep launches: how many trials, seconds between kills, and the sweep's program and spec."""
+
+    name: str
+    num_trials: int
+    gaps_s: tuple[float, float]
+
+    @property
+    def study_name(self) -> str:
+        return "mock" if self.name == "mock" else "kills"
+
+    def spec(self) -> SweepSpec:
+        # a small machine under load may be slow to start a server, and no kill here may be taken for that
+        if self.name == "mock":
+            return mock_backend.make_spec(study={"trials": self.num_trials}, server={"ready_timeout_s": 120.0})
+        return mock_backend.make_spec(
+            study={"name": "kills", "trials": self.num_trials},
+            server={"tensor_parallel": 2, "ready_timeout_s": 120.0},
+            load={"num_prompts": 3, "max_tokens": 24},
+            gates={"drift": "none"},
+        )
+
+    def options(self) -> list[str]:
+        return ["--ms-per-round", "40"] if self.name == "mock" else [mock_backend.REAL]
+
+
+MOCK = Kind("mock", num_trials=10, gaps_s=(0.1, 2.5))
+REAL = Kind("real", num_trials=5, gaps_s=(0.5, 9.0))
 
 
 class Victim:
     """A sweep in a process of its own, and the processes below it as its leases tell them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: Kind) -> None:
+        self.kind = kind
         self.results, self.leases, self.file = folder / "results", folder / "leases", folder / "sweep.toml"
-        # a small machine under load may be slow to start a server, and no kill here may be taken for that
-        spec = mock_backend.make_spec(study={"trials": NUM_TRIALS}, server={"ready_timeout_s": 120.0})
-        self.file.write_text(to_toml(spec.to_dict()))
+        self.file.write_text(to_toml(kind.spec().to_dict()))
         self.tokens: set[str] = set()
         self.log = (folder / "sweep.log").open("ab")
         self.driver = self.start()
 
     def start(self) -> subprocess.Popen:
         command = [sys.executable, mock_backend.__file__, str(self.file), str(self.results), str(self.leases)]
-        return subprocess.Popen([*command, "--ms-per-round", "40"], stderr=self.log)
+        return subprocess.Popen([*command, *self.kind.options()], stderr=self.log)
 
     def leased(self) -> list[dict]:
         found = []
@@ -86,16 +118,17 @@ class Victim:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_twenty_kills_lose_nothing_and_leave_nothing(tmp_path):
+@pytest.mark.parametrize("kind", [MOCK, REAL], ids=["mock-servers", "real-servers-on-two-ranks"])
+def test_twenty_kills_lose_nothing_and_leave_nothing(tmp_path, kind):
     rng = random.Random(7)
-    victim = Victim(tmp_path)
+    victim = Victim(tmp_path, kind)
     hits = dict.fromkeys(TARGETS, 0)
     deadline = time.monotonic() + 420
     while sum(hits.values()) < NUM_KILLS and time.monotonic() < deadline:
-        time.sleep(rng.uniform(0.1, 2.5))
+        time.sleep(rng.uniform(*kind.gaps_s))
         before, target = victim.completed(), rng.choice(TARGETS)
         pids = victim.pick(target)
-        if victim.driver.poll() is not None and len(read_trials(victim.results)) >= NUM_TRIALS:
+        if victim.driver.poll() is not None and len(read_trials(victim.results)) >= kind.num_trials:
             break
         if victim.driver.poll() not in (None, 0):  # three kills of the plain arm in one run end it; the same command goes on
             victim.driver = victim.start()
@@ -115,11 +148,12 @@ def test_twenty_kills_lose_nothing_and_leave_nothing(tmp_path):
     victim.assert_nothing_is_left()
     assert list(victim.leases.iterdir()) == []
     trials = read_trials(victim.results)
-    assert [trial.number for trial in trials] == list(range(NUM_TRIALS))
-    assert len({json.dumps(dict(trial.asked), sort_keys=True) for trial in trials}) == NUM_TRIALS
-    study = optuna.load_study(study_name="mock", storage=open_storage(victim.results, None))
+    assert [trial.number for trial in trials] == list(range(kind.num_trials))
+    assert len({json.dumps(dict(trial.asked), sort_keys=True) for trial in trials}) == kind.num_trials
+    study = optuna.load_study(study_name=kind.study_name, storage=open_storage(victim.results, None))
     unfinished = [t.number for t in study.get_trials() if not t.state.is_finished()]
     assert unfinished == []
     told = sorted(t.user_attrs["trial"] for t in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]))
     assert told == [trial.number for trial in trials if trial.failure is None or trial.failure.is_own_fault]
+    print(f"kills: {hits}")
     assert sum(hits.values()) >= 5, f"the test must have hit something; given {hits}"

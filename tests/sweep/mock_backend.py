@@ -1,6 +1,7 @@
 """A backend whose servers are `ddtree-bench mock` with ranks beside it: launched, supervised and stopped as the embedded one.
 
-Also a program: `python mock_backend.py FILE RESULTS LEASES [MOCK OPTIONS…]` runs a sweep with it, for tests that kill it.
+Also a program: `python mock_backend.py FILE RESULTS LEASES [MOCK OPTIONS…]` runs a sweep with it, for tests that kill it; with
+`--real` the servers are those of the embedded backend.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 from ddtree_bench.backends.base import RunningServer
 from ddtree_bench.backends.embedded import EmbeddedBackend
 from ddtree_bench.config import ServerSpec, SweepSpec, TreeSetting
+
+REAL = "--real"
 
 # a server as the embedded one is built: a parent, ranks, and a parent that ends when a rank does
 RANKED = """
@@ -64,7 +67,10 @@ def main(file: str, results: str, leases: str, *options: str) -> None:
     from ddtree_bench.sweep.show import PlainObserver
     from ddtree_bench.trial import Interrupted
 
-    backend = MockBackend(lease_dir=Path(leases), options=options, is_ranked=True)
+    if REAL in options:
+        backend = EmbeddedBackend(lease_dir=Path(leases))
+    else:
+        backend = MockBackend(lease_dir=Path(leases), options=options, is_ranked=True)
     try:
         run_sweep(SweepSpec.from_toml(file), Path(results), backend=backend, observer=PlainObserver(), lease_dir=Path(leases))
     except Interrupted as interrupt:

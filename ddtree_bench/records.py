@@ -21,8 +21,6 @@ from typing import Any
 
 from ddtree_bench import __version__
 
-ERROR_KINDS = ("empty", "server", "protocol", "truncated", "timeout", "connect", "cancelled")  # and http_NNN
-TOKEN_SOURCES = ("usage", "tokenizer")
 BASELINE_DIR = "baseline-plain"  # beside trial-NNN: plain decoding, measured in the same session
 
 

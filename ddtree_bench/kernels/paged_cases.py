@@ -50,3 +50,23 @@ def make_paged_cache(
 def starts_of(counts: tuple[int, ...]) -> torch.Tensor:
     """Sum counts into int32 starts, one more than there are counts."""
     return torch.tensor([0, *counts]).cumsum(0).int()
+
+
+def check_attention_row(
+    out_HE: torch.Tensor, q_HE: torch.Tensor, k_CGE: torch.Tensor, v_CGE: torch.Tensor, scale: float, *, where: str
+) -> None:
+    """Assert that one query's output errs at most twice as much as a plain computation in its dtype, plus a rounding step."""
+    oracle_HE, plain_HE = (attend_plainly(q_HE, k_CGE, v_CGE, scale, dtype) for dtype in (torch.float64, out_HE.dtype))
+    error = float((out_HE.double() - oracle_HE).abs().max())
+    plain_error = float((plain_HE.double() - oracle_HE).abs().max())
+    bound = 2 * plain_error + torch.finfo(out_HE.dtype).eps * float(oracle_HE.abs().max())
+    assert error <= bound, f"{where} is off by {error}, more than {bound}"
+
+
+def attend_plainly(
+    q_HE: torch.Tensor, k_CGE: torch.Tensor, v_CGE: torch.Tensor, scale: float, dtype: torch.dtype
+) -> torch.Tensor:
+    """Attend one query to the given keys in one dtype throughout."""
+    q_GRE = q_HE.to(dtype).unflatten(0, (k_CGE.shape[1], -1))
+    weights_GRC = (torch.einsum("gre,cge->grc", q_GRE, k_CGE.to(dtype)) * scale).softmax(-1)
+    return torch.einsum("grc,cge->gre", weights_GRC, v_CGE.to(dtype)).flatten(0, 1)

@@ -374,6 +374,11 @@ def save_tensors(folder: Path, tensors: Iterator[tuple[str, torch.Tensor]], dtyp
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 
 
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write config.json of a checkpoint."""
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def save_target(
     model: Qwen3Model,
     folder: Path | str,
@@ -382,11 +387,9 @@ def save_target(
     extra_config: dict[str, Any] | None = None,
 ) -> None:
     """Write config.json and weights of an unsharded target."""
-    folder = Path(folder)
-    table = target_table(model.config, Parallel.single())
-    save_tensors(folder, stored_tensors(model, table), dtype, max_shard_bytes)
-    config = {**model.config.to_dict(), **(extra_config or {})}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = stored_tensors(model, target_table(model.config, Parallel.single()))
+    save_tensors(Path(folder), tensors, dtype, max_shard_bytes)
+    write_config(Path(folder), model.config.to_dict() | (extra_config or {}))
 
 
 def save_drafter(
@@ -397,11 +400,9 @@ def save_drafter(
     extra_config: dict[str, Any] | None = None,
 ) -> None:
     """Write config.json and weights of an unsharded drafter."""
-    folder = Path(folder)
-    table = drafter_table(model.config, Parallel.single())
-    save_tensors(folder, stored_tensors(model, table), dtype, max_shard_bytes)
-    config = {**model.config.to_dict(), **(extra_config or {})}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    tensors = stored_tensors(model, drafter_table(model.config, Parallel.single()))
+    save_tensors(Path(folder), tensors, dtype, max_shard_bytes)
+    write_config(Path(folder), model.config.to_dict() | (extra_config or {}))
 
 
 def resolve_model(name_or_dir: str | Path) -> Path:

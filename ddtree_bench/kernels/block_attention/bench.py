@@ -17,6 +17,7 @@ from ddtree_bench.kernels.bench import Cost, OpBench, Variant
 from ddtree_bench.kernels.block_attention import reference
 from ddtree_bench.kernels.block_attention.cases import BENCH_CASES, TEST_CASES, BlockAttentionCase
 from ddtree_bench.kernels.paged import gather_pages
+from ddtree_bench.kernels.paged_cases import check_attention_row
 
 CANDIDATES: dict[str, dict[str, int]] = {
     "64-64x2": {"block_m": 64, "block_n": 64, "num_stages": 2, "programs_per_sm": 2},
@@ -109,21 +110,14 @@ def check(case: BlockAttentionCase, inputs: Inputs, run: Any) -> None:
         for cache, own in (("k_cache_PSGE", "k_TGE"), ("v_cache_PSGE", "v_TGE"))
     )
     for token in range(start, end, max(1, (end - start) // 4)):
-        oracle_HE, plain_HE = (
-            _attend(arguments["q_THE"][token], k_CGE, v_CGE, arguments["scale"], dtype)
-            for dtype in (torch.float64, out_THE.dtype)
+        check_attention_row(
+            out_THE[token],
+            arguments["q_THE"][token],
+            k_CGE,
+            v_CGE,
+            arguments["scale"],
+            where=f"{case.name}: token {token}",
         )
-        error = float((out_THE[token].double() - oracle_HE).abs().max())
-        plain_error = float((plain_HE.double() - oracle_HE).abs().max())
-        bound = 2 * plain_error + torch.finfo(out_THE.dtype).eps * float(oracle_HE.abs().max())
-        assert error <= bound, f"{case.name}: token {token} is off by {error}, more than {bound}"
-
-
-def _attend(q_HE: torch.Tensor, k_CGE: torch.Tensor, v_CGE: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """Attend one query to the given keys in one dtype throughout."""
-    q_GRE = q_HE.to(dtype).unflatten(0, (k_CGE.shape[1], -1))
-    weights_GRC = (torch.einsum("gre,cge->grc", q_GRE, k_CGE.to(dtype)) * scale).softmax(-1)
-    return torch.einsum("grc,cge->gre", weights_GRC, v_CGE.to(dtype)).flatten(0, 1)
 
 
 def variants(case: BlockAttentionCase, device: str) -> Sequence[Variant]:

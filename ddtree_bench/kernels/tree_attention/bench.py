@@ -16,7 +16,7 @@ import torch
 
 from ddtree_bench.kernels.bench import Cost, OpBench, Unavailable, Variant
 from ddtree_bench.kernels.paged import gather_pages
-from ddtree_bench.kernels.paged_cases import starts_of
+from ddtree_bench.kernels.paged_cases import check_attention_row, starts_of
 from ddtree_bench.kernels.tree_attention import reference
 from ddtree_bench.kernels.tree_attention.cases import BENCH_CASES, TEST_CASES, TreeAttentionCase
 
@@ -135,20 +135,14 @@ def check(case: TreeAttentionCase, inputs: Inputs, run: Any) -> None:
                 seen_N = arguments["visibility_BNN"][row, node, :num_nodes]
             seen_C = torch.cat([seen_N.new_ones(prefix_length), seen_N])
             token = starts[row] + node
-            scale = arguments["scale"]
-            oracle_HE = _attend(arguments["q_THE"][token], k_CGE[seen_C], v_CGE[seen_C], scale, torch.float64)
-            plain_HE = _attend(arguments["q_THE"][token], k_CGE[seen_C], v_CGE[seen_C], scale, out_THE.dtype)
-            error = float((out_THE[token].double() - oracle_HE).abs().max())
-            plain_error = float((plain_HE.double() - oracle_HE).abs().max())
-            bound = 2 * plain_error + torch.finfo(out_THE.dtype).eps * float(oracle_HE.abs().max())
-            assert error <= bound, f"{case.name}: node {node} of sequence {row} is off by {error}, more than {bound}"
-
-
-def _attend(q_HE: torch.Tensor, k_CGE: torch.Tensor, v_CGE: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """Attend one query to the given keys in one dtype throughout."""
-    q_GRE = q_HE.to(dtype).unflatten(0, (k_CGE.shape[1], -1))
-    weights_GRC = (torch.einsum("gre,cge->grc", q_GRE, k_CGE.to(dtype)) * scale).softmax(-1)
-    return torch.einsum("grc,cge->gre", weights_GRC, v_CGE.to(dtype)).flatten(0, 1)
+            check_attention_row(
+                out_THE[token],
+                arguments["q_THE"][token],
+                k_CGE[seen_C],
+                v_CGE[seen_C],
+                arguments["scale"],
+                where=f"{case.name}: node {node} of sequence {row}",
+            )
 
 
 def variants(case: TreeAttentionCase, device: str) -> Sequence[Variant]:
